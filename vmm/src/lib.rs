@@ -1,1 +1,3 @@
-//! Skeleton.
+//! The virtual machine: configuration, memory, vCPUs and their assembly. The `pollux` binary is a thin shell around it.
+
+pub mod config;

@@ -1,0 +1,243 @@
+//! What the values of a configuration mean together: names, ranges, references, and what is not built yet.
+
+use std::collections::BTreeSet;
+
+use tracing_subscriber::filter::LevelFilter;
+
+use super::{
+    Config, Disk, Engine, Error, ErrorPolicy, IoThread, PollPolicy, Size, Transport, placement,
+};
+
+/// Most vCPUs.
+pub const MAX_CPUS: u32 = 64;
+/// Least guest memory.
+pub const MIN_MEMORY: Size = Size(64 << 20);
+/// Longest serial number of a disk (VIRTIO 1.2, 5.2.6: GET_ID returns 20 bytes).
+pub const MAX_SERIAL_BYTES: usize = 20;
+/// Most descriptors in a queue (VIRTIO 1.2, 2.7).
+pub const MAX_QUEUE_SIZE: u16 = 32768;
+/// Fewest: a request is a header, one segment and a status byte.
+pub const MIN_QUEUE_SIZE: u16 = 4;
+/// Most request queues of a disk.
+pub const MAX_QUEUES: u16 = 256;
+
+/// The parts of the program that have a log level of their own.
+const LOG_PARTS: [&str; 4] = ["vmm", "devices", "arch", "iothread"];
+
+/// Checks everything that needs no look at the host.
+pub fn check(config: &Config) -> Result<(), Error> {
+    if config.cpus == 0 || config.cpus > MAX_CPUS {
+        let problem = format!("out of range; give 1 to {MAX_CPUS} vCPUs");
+        return Err(Error::new(format!("--cpus {}", config.cpus), problem));
+    }
+    check_memory(config)?;
+    if config.cmdline.contains('\0') {
+        return Err(Error::new("--cmdline", "contains a NUL byte; remove it"));
+    }
+    check_log(config)?;
+    let mut names = BTreeSet::new();
+    for iothread in &config.iothread {
+        let place = format!("--iothread id={}", iothread.id);
+        check_id(&iothread.id).map_err(|problem| Error::new(&place, problem))?;
+        if !names.insert(&iothread.id) {
+            return Err(Error::new(
+                place,
+                "two iothreads have this id; give each its own",
+            ));
+        }
+        check_iothread(iothread).map_err(|problem| Error::new(&place, problem))?;
+    }
+    let mut names = BTreeSet::new();
+    for disk in &config.disk {
+        let place = disk_place(disk);
+        if let Some(id) = &disk.id {
+            check_id(id).map_err(|problem| Error::new(&place, format!("id={id}: {problem}")))?;
+            if !names.insert(id) {
+                return Err(Error::new(
+                    place,
+                    "two disks have this id; give each its own",
+                ));
+            }
+        }
+        check_disk(disk).map_err(|problem| Error::new(&place, problem))?;
+        placement::place(disk, queues(disk), &config.iothread)
+            .map_err(|error| Error::new(&place, error.to_string()))?;
+    }
+    Ok(())
+}
+
+/// How a disk is called in messages: by its id, or its path if it has none.
+pub fn disk_place(disk: &Disk) -> String {
+    match &disk.id {
+        Some(id) => format!("--disk id={id}"),
+        None => format!("--disk path={}", disk.path.display()),
+    }
+}
+
+/// Names for all disks: those given, and `disk<N>` for the others.
+pub fn disk_ids(disks: &[Disk]) -> Vec<String> {
+    let mut taken: BTreeSet<String> = disks.iter().filter_map(|disk| disk.id.clone()).collect();
+    let mut number = 0;
+    let mut fresh = || loop {
+        let id = format!("disk{number}");
+        number += 1;
+        if taken.insert(id.clone()) {
+            return id;
+        }
+    };
+    disks
+        .iter()
+        .map(|disk| disk.id.clone().unwrap_or_else(&mut fresh))
+        .collect()
+}
+
+/// The number of request queues of a disk.
+pub fn queues(disk: &Disk) -> u16 {
+    disk.queues.unwrap_or(1)
+}
+
+fn check_memory(config: &Config) -> Result<(), Error> {
+    let size = config.memory.size;
+    let place = format!("--memory {size}");
+    if size < MIN_MEMORY {
+        // A bare number is bytes here, and mebibytes in the reader's mind.
+        let remedy = match size.0 {
+            64..1_048_576 => format!("did you mean {}?", Size(size.0 << 20)),
+            _ => format!("give at least {MIN_MEMORY}"),
+        };
+        return Err(Error::new(
+            place,
+            format!("too little, a guest needs {MIN_MEMORY}; {remedy}"),
+        ));
+    }
+    if !size.0.is_multiple_of(1 << 20) {
+        return Err(Error::new(place, "no multiple of 1M; round it"));
+    }
+    Ok(())
+}
+
+fn check_log(config: &Config) -> Result<(), Error> {
+    let level = &config.log.level;
+    for item in level.split(',') {
+        let (part, word) = item.split_once('=').unwrap_or(("vmm", item));
+        // The filter would take any word for the name of a part.
+        let root = part.split("::").next().unwrap_or_default();
+        if !LOG_PARTS.contains(&root) || word.parse::<LevelFilter>().is_err() {
+            let problem = format!(
+                "{item:?} is no level; give off, error, warn, info, debug or trace, or part=level with a part of {}",
+                LOG_PARTS.join(", ")
+            );
+            return Err(Error::new(format!("--log {level}"), problem));
+        }
+    }
+    Ok(())
+}
+
+fn check_id(id: &str) -> Result<(), String> {
+    let mut chars = id.chars();
+    let good = chars.next().is_some_and(|c| c.is_ascii_alphabetic())
+        && chars.all(|c| c.is_ascii_alphanumeric() || "-._".contains(c));
+    good.then_some(()).ok_or_else(|| {
+        "not a name; begin with a letter, then letters, digits, \"-\", \".\" and \"_\"".to_owned()
+    })
+}
+
+fn check_iothread(iothread: &IoThread) -> Result<(), String> {
+    let settings = [
+        ("poll-max-ns", iothread.poll_max_ns, i64::MAX),
+        ("poll-grow", iothread.poll_grow, i64::MAX),
+        ("poll-shrink", iothread.poll_shrink, i64::MAX),
+        ("poll-weight", iothread.poll_weight, 63),
+        ("aio-max-batch", iothread.aio_max_batch, i64::MAX),
+    ];
+    for (name, value, max) in settings {
+        if !(0..=max).contains(&value) {
+            return Err(format!(
+                "{name}={value}: {name} value must be in range [0, {max}]"
+            ));
+        }
+    }
+    let _: PollPolicy = iothread.poll_policy;
+    Ok(())
+}
+
+fn check_disk(disk: &Disk) -> Result<(), String> {
+    if disk.path.as_os_str().is_empty() {
+        return Err("path= is empty; name an image or a block device".to_owned());
+    }
+    if let Some(queues) = disk.queues
+        && !(1..=MAX_QUEUES).contains(&queues)
+    {
+        return Err(format!(
+            "queues={queues}: out of range; give 1 to {MAX_QUEUES}"
+        ));
+    }
+    let size = disk.queue_size;
+    if !size.is_power_of_two() || !(MIN_QUEUE_SIZE..=MAX_QUEUE_SIZE).contains(&size) {
+        return Err(format!(
+            "queue-size={size}: not possible; give a power of two from {MIN_QUEUE_SIZE} to {MAX_QUEUE_SIZE}"
+        ));
+    }
+    if let Some(serial) = &disk.serial {
+        if serial.len() > MAX_SERIAL_BYTES {
+            return Err(format!(
+                "serial={serial}: {} bytes long; shorten it to {MAX_SERIAL_BYTES}",
+                serial.len()
+            ));
+        }
+        if !serial.bytes().all(|b| b.is_ascii_graphic() || b == b' ') {
+            return Err("serial=: not plain ASCII; use letters, digits and punctuation".to_owned());
+        }
+    }
+    check_block_sizes(disk)?;
+    not_built(disk)
+}
+
+fn check_block_sizes(disk: &Disk) -> Result<(), String> {
+    let sizes = [
+        ("logical-block-size", disk.logical_block_size),
+        ("physical-block-size", disk.physical_block_size),
+    ];
+    for (name, size) in sizes {
+        if let Some(size) = size
+            && !(size.is_power_of_two() && (512..=32768).contains(&size))
+        {
+            return Err(format!(
+                "{name}={size}: not possible; give a power of two from 512 to 32768"
+            ));
+        }
+    }
+    let logical = disk.logical_block_size.unwrap_or(512);
+    match disk.physical_block_size {
+        Some(physical) if physical < logical => Err(format!(
+            "physical-block-size={physical}: less than the logical block size {logical}; give at least {logical}"
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses what the options can say and this version cannot do.
+fn not_built(disk: &Disk) -> Result<(), String> {
+    let missing =
+        |what: &str, remedy: &str| Err(format!("{what}: not available in this version; {remedy}"));
+    match disk.engine {
+        Engine::Native => return missing("engine=native", "use engine=io_uring"),
+        Engine::Threads => return missing("engine=threads", "use engine=io_uring"),
+        Engine::IoUring => {}
+    }
+    match disk.transport {
+        Some(Transport::Pci) => return missing("transport=pci", "use transport=mmio"),
+        Some(Transport::Ccw) => return missing("transport=ccw", "use transport=mmio"),
+        Some(Transport::Mmio) | None => {}
+    }
+    for (name, policy) in [("rerror", disk.rerror), ("werror", disk.werror)] {
+        match policy {
+            ErrorPolicy::Stop => return missing(&format!("{name}=stop"), "use report or ignore"),
+            ErrorPolicy::Enospc => {
+                return missing(&format!("{name}=enospc"), "use report or ignore");
+            }
+            ErrorPolicy::Report | ErrorPolicy::Ignore => {}
+        }
+    }
+    Ok(())
+}
