@@ -1,3 +1,4 @@
 //! The virtual machine: configuration, memory, vCPUs and their assembly. The `pollux` binary is a thin shell around it.
 
 pub mod config;
+pub mod qmp;

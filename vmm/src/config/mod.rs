@@ -6,7 +6,7 @@
 
 pub mod args;
 pub mod check;
-mod de;
+pub(crate) mod de;
 mod error;
 pub mod keyval;
 mod nearest;

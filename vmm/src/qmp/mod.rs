@@ -1,0 +1,24 @@
+//! Control of a running VM over a unix socket, in QEMU's monitor protocol (QMP).
+//!
+//! ```text
+//! bytes → framing → message → commands → reply
+//!                                ↓
+//!                             the VM → event → every client
+//! ```
+//! A client is greeted, negotiates (`qmp_capabilities`), then sends commands; each is answered in turn. The classes and
+//! words of errors, the order of events and replies, and the field names are those that QMP clients know from QEMU. What
+//! is not offered is not listed by `query-commands`.
+
+mod client;
+mod error;
+pub mod event;
+mod framing;
+mod message;
+mod server;
+mod socket;
+
+pub use error::Error;
+pub use event::{Event, Sink};
+pub use message::Call;
+pub use server::{Commands, MAX_CLIENTS, Server};
+pub use socket::{Error as SocketError, Listener};
