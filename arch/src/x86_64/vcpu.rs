@@ -1,5 +1,6 @@
 //! Everything a vCPU needs before its first KVM_RUN.
 
+use kvm_bindings::KVM_MAX_CPUID_ENTRIES;
 use kvm_ioctls::VcpuFd;
 
 use crate::GuestMemory;
@@ -13,8 +14,8 @@ use crate::x86_64::{lapic, msr, regs};
 /// KVM's in-kernel interrupt controller provides.
 ///
 /// # Errors
-/// [`Error::Kvm`] names the ioctl that failed. MSRs that KVM does not know are left out, with one
-/// log line.
+/// [`Error::Kvm`] names the ioctl that failed. MSRs that KVM refuses are left out, and features
+/// that it shows against `--cpu` are put up with, each with one log line.
 pub fn configure_vcpu(
     vcpu: &VcpuFd,
     index: u8,
@@ -27,8 +28,11 @@ pub fn configure_vcpu(
     vcpu.set_cpuid2(&cpuid.for_vcpu(index, tsc_khz)?)
         .map_err(Error::kvm("KVM_SET_CPUID2"))?;
     let refused = msr::set_boot_msrs(vcpu)?;
-    if index == 0 && !refused.is_empty() {
-        tracing::debug!("this KVM refuses these MSRs, the guest does without: {refused:#x?}");
+    if index == 0 {
+        if !refused.is_empty() {
+            tracing::debug!("this KVM refuses these MSRs, the guest does without: {refused:#x?}");
+        }
+        warn_of_features_shown(vcpu, cpuid);
     }
     regs::set_fpu(vcpu)?;
     lapic::set_local_interrupts(vcpu)?;
@@ -36,4 +40,17 @@ pub fn configure_vcpu(
         regs::set_boot_registers(vcpu, mem, boot)?;
     }
     Ok(())
+}
+
+fn warn_of_features_shown(vcpu: &VcpuFd, cpuid: &Cpuid) {
+    let Ok(effective) = vcpu.get_cpuid2(KVM_MAX_CPUID_ENTRIES) else {
+        return;
+    };
+    let shown = cpuid.shown_nevertheless(&effective);
+    if !shown.is_empty() {
+        tracing::warn!(
+            "--cpu: this host's KVM cannot hide {} from the guest",
+            shown.join(", ")
+        );
+    }
 }

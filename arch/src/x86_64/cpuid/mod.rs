@@ -45,6 +45,8 @@ pub struct Cpuid {
     leaves: Leaves,
     vendor: Vendor,
     cpus: u8,
+    /// Features taken away by name.
+    without: Vec<&'static str>,
 }
 
 impl Cpuid {
@@ -95,6 +97,7 @@ impl Cpuid {
             leaves,
             vendor,
             cpus,
+            without: model.without().to_vec(),
         })
     }
 
@@ -118,6 +121,18 @@ impl Cpuid {
             give_frequencies(&mut leaves, self.vendor, khz);
         }
         leaves.to_kvm()
+    }
+
+    /// Features that were taken away, but that the guest sees all the same in `effective`, the
+    /// table that KVM_GET_CPUID2 returns: a KVM without hardware virtualization adds what the
+    /// processor shows to every program.
+    pub fn shown_nevertheless(&self, effective: &CpuId) -> Vec<&'static str> {
+        let mut leaves = Leaves::new(effective);
+        self.without
+            .iter()
+            .copied()
+            .filter(|name| has_feature(&mut leaves, name))
+            .collect()
     }
 }
 

@@ -227,3 +227,11 @@ fn demanded_features_must_be_there() {
         assert_eq!(error.option(), Some("--cpu"));
     }
 }
+
+#[test]
+fn features_that_kvm_shows_against_the_model_are_told() {
+    let cpuid = cpuid(&intel(), "host,-avx,-erms,-sha-ni", 1);
+    let as_set = cpuid.for_vcpu(0, None).unwrap();
+    assert!(cpuid.shown_nevertheless(&as_set).is_empty());
+    assert_eq!(cpuid.shown_nevertheless(&intel()), ["avx", "erms"]);
+}
