@@ -4,7 +4,8 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use vmm::config::Config;
-use vmm::config::args::{Cli, Command};
+use vmm::config::args::{Cli, Command, RunArgs};
+use vmm::vm::{Error, builder};
 
 /// Wrong usage, as clap has it.
 const EXIT_USAGE: u8 = 2;
@@ -15,15 +16,37 @@ fn main() -> ExitCode {
         Some(Command::Run(args)) => *args,
         None => cli.run,
     };
-    let config = match Config::from_args(&args) {
-        Ok(config) => config,
+    match run(&args) {
+        Ok(status) => status,
         Err(error) => {
-            eprintln!("pollux: {error}");
-            return ExitCode::from(EXIT_USAGE);
+            say(&error.to_string());
+            match error.is_usage() {
+                true => ExitCode::from(EXIT_USAGE),
+                false => ExitCode::FAILURE,
+            }
         }
-    };
+    }
+}
+
+fn run(args: &RunArgs) -> Result<ExitCode, Error> {
+    let config = Config::from_args(args)?;
     if args.print_config {
         println!("{}", config.print());
+        return Ok(ExitCode::SUCCESS);
     }
-    ExitCode::SUCCESS
+    vmm::logging::start(&config.log)?;
+    let outcome = builder::build(&config)?.run()?;
+    match outcome {
+        vmm::vm::lifecycle::Outcome::PowerOff => tracing::info!("{outcome}"),
+        _ => say(&outcome.to_string()),
+    }
+    match outcome.is_good() {
+        true => Ok(ExitCode::SUCCESS),
+        false => Ok(ExitCode::FAILURE),
+    }
+}
+
+/// A message for the user. Standard output is the guest's.
+fn say(message: &str) {
+    eprintln!("pollux: {message}");
 }

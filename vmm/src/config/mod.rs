@@ -16,6 +16,7 @@ mod types;
 
 use std::path::{Path, PathBuf};
 
+use arch::CpuModel;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -25,7 +26,7 @@ pub use nearest::nearest;
 pub use sections::{
     Cache, Disk, Engine, ErrorPolicy, IoThread, Log, Memory, Monitor, PollPolicy, Transport,
 };
-pub use types::{CpuModel, HugePages, IndexSet, Serial, Size};
+pub use types::{HugePages, IndexSet, Serial, Size};
 
 /// A whole virtual machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,7 +48,7 @@ pub struct Config {
     #[serde(default = "one")]
     pub cpus: u32,
     /// What the vCPUs can do.
-    #[serde(default)]
+    #[serde(default, with = "types::by_text")]
     pub cpu: CpuModel,
     /// Event loops.
     #[serde(default)]
@@ -129,7 +130,7 @@ fn option_value(key: &str, option: args::Given<'_>) -> Result<Value, Error> {
         "disk" => section::<Disk>(text, Some("path")).map(in_list),
         "log" => section::<Log>(text, Some("level")),
         "cpus" => leaf::<u32>(text),
-        "cpu" => leaf::<CpuModel>(text),
+        "cpu" => cpu_model(text),
         "serial" => leaf::<Serial>(text),
         _ => Ok(Value::String(text.to_owned())),
     };
@@ -147,6 +148,13 @@ fn leaf<T: DeserializeOwned>(text: &str) -> Result<Value, Error> {
     // The place shows the value already.
     de::from_value::<T>(value.clone()).map_err(Error::without_value)?;
     Ok(value)
+}
+
+fn cpu_model(text: &str) -> Result<Value, Error> {
+    match text.parse::<CpuModel>() {
+        Ok(_) => Ok(Value::String(text.to_owned())),
+        Err(error) => Err(Error::of(error::Problem::Other(error.to_string()))),
+    }
 }
 
 fn in_list(value: Value) -> Value {

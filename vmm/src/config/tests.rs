@@ -99,6 +99,7 @@ fn every_mistake_names_option_value_and_remedy() {
             &["prefault=maybe", "on or off"],
         ),
         (&["--cpu", "EPYC"], &["--cpu EPYC", "host"]),
+        (&["--cpu", "host,avx"], &["--cpu host,avx", "-avx"]),
         (
             &["--serial", "tty"],
             &["--serial tty", "stdio, pty, none or file=PATH"],
@@ -386,7 +387,7 @@ prop_compose! {
     fn whole()(
         kernel in prop::option::of(text()), initrd in prop::option::of(text()), cmdline in text(),
         size in size(), page in size(), prefault in any::<bool>(), shared in any::<bool>(), cpus in any::<u32>(), stats in any::<bool>(),
-        features in prop::collection::btree_map("[a-z0-9_.]{1,6}", any::<bool>(), 0..4),
+        cpu in prop::sample::select(vec!["host", "host,-avx", "host,-avx2,+x2apic"]),
         iothread in prop::collection::vec(iothread(), 0..3), disk in prop::collection::vec(disk(), 0..3),
         console in prop_oneof![Just(Serial::Stdio), Just(Serial::Pty), Just(Serial::None),
             "[ -~]{1,9}".prop_map(|path| Serial::File(path.into()))],
@@ -397,11 +398,10 @@ prop_compose! {
             bytes if bytes % 2 == 0 => HugePages::On,
             _ => HugePages::Off,
         };
-        let features = features.into_iter().map(|(name, add)| (add, name)).collect();
         Config {
             kernel: kernel.map(Into::into), initrd: initrd.map(Into::into), cmdline,
             memory: Memory { size, hugepages, prefault, shared },
-            cpus, cpu: CpuModel { features }, iothread, disk, serial: console,
+            cpus, cpu: cpu.parse().unwrap(), iothread, disk, serial: console,
             log: Log { level, file: file.map(Into::into) }, stats,
         }
     }

@@ -1,4 +1,4 @@
-//! Values with a notation of their own: sizes, index lists, CPU models, page sizes, the console.
+//! Values with a notation of their own: sizes, index lists, page sizes, the console.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -102,55 +102,6 @@ impl fmt::Display for IndexSet {
                 _ => write!(f, "{separator}{low}-{high}")?,
             }
             separator = "+";
-        }
-        Ok(())
-    }
-}
-
-/// The CPU that the guest sees: the host's, less and plus named features.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct CpuModel {
-    /// Features in the order given: true adds, false removes.
-    pub features: Vec<(bool, String)>,
-}
-
-impl FromStr for CpuModel {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let mut parts = text.split(',');
-        let model = parts.next().unwrap_or_default();
-        if model != "host" {
-            return Err(format!("no CPU model {model:?}; the only one is host"));
-        }
-        let mut features = Vec::new();
-        for part in parts {
-            let (add, name) = match (part.strip_prefix('+'), part.strip_prefix('-')) {
-                (Some(name), _) => (true, name),
-                (_, Some(name)) => (false, name),
-                _ => {
-                    return Err(format!(
-                        "{part:?} has no sign; write +{part} to add the feature or -{part} to hide it"
-                    ));
-                }
-            };
-            if name.is_empty() {
-                return Err("a sign has no feature after it; write for example -avx512f".to_owned());
-            }
-            if features.iter().any(|(_, other)| other == name) {
-                return Err(format!("feature {name} is named twice; name it once"));
-            }
-            features.push((add, name.to_owned()));
-        }
-        Ok(Self { features })
-    }
-}
-
-impl fmt::Display for CpuModel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("host")?;
-        for (add, name) in &self.features {
-            write!(f, ",{}{name}", if *add { '+' } else { '-' })?;
         }
         Ok(())
     }
@@ -274,9 +225,36 @@ macro_rules! as_text {
 as_text! {
     Size => "a size such as 512M"
     IndexSet => "a list of numbers such as \"0-2+5\""
-    CpuModel => "a CPU model such as \"host,-avx\""
     HugePages => "on, off or a page size such as \"2M\""
     Serial => "stdio, pty, none or file=PATH"
+}
+
+/// Serde for a foreign type by its text form: `#[serde(with = "by_text")]`.
+pub mod by_text {
+    use std::fmt::Display;
+    use std::str::FromStr;
+
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    /// Writes the text form.
+    pub fn serialize<T: Display, S: Serializer>(
+        value: &T,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(value)
+    }
+
+    /// Reads the text form.
+    pub fn deserialize<'de, T, D>(deserializer: D) -> Result<T, D::Error>
+    where
+        T: FromStr<Err: Display>,
+        D: Deserializer<'de>,
+    {
+        String::deserialize(deserializer)?
+            .parse()
+            .map_err(D::Error::custom)
+    }
 }
 
 #[cfg(test)]
@@ -338,18 +316,6 @@ mod tests {
     }
 
     #[test]
-    fn cpu_models() {
-        let model: CpuModel = "host,-avx512f,+x2apic".parse().unwrap();
-        assert_eq!(
-            model.features,
-            [(false, "avx512f".to_owned()), (true, "x2apic".to_owned())]
-        );
-        for text in ["", "EPYC", "host,avx", "host,-", "host,-a,+a", "host,"] {
-            assert!(text.parse::<CpuModel>().is_err(), "{text}");
-        }
-    }
-
-    #[test]
     fn consoles_and_page_sizes() {
         assert_eq!("file=/a,b".parse(), Ok(Serial::File("/a,b".into())));
         for text in ["", "file=", "tcp:1", "Stdio"] {
@@ -376,7 +342,6 @@ mod tests {
         fn no_text_panics(text in ".{0,12}") {
             let _ = text.parse::<Size>();
             let _ = text.parse::<IndexSet>();
-            let _ = text.parse::<CpuModel>();
             let _ = text.parse::<HugePages>();
             let _ = text.parse::<Serial>();
         }

@@ -1,0 +1,215 @@
+//! Puts a VM together, in an order in which everything the user may have got wrong is found before anything is made.
+//!
+//! Configuration → /dev/kvm → boot files → memory → kernel and tables in memory → the VM and its devices → console →
+//! vCPU threads, which hold until [`Vm::run`].
+
+use std::fs::File;
+use std::sync::Arc;
+
+use arch::acpi::{AcpiConfig, PowerRegisters, SerialPort};
+use arch::error::FileRole;
+use arch::{BootConfig, Cpuid, layout};
+use devices::bus::Bus;
+use devices::reset::{AcpiPower, I8042, PanicRegister};
+use devices::serial::Serial;
+use kvm_ioctls::{VcpuFd, VmFd};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use super::console::Console;
+use super::error::Error;
+use super::lifecycle::Lifecycle;
+use super::memory::{self, GuestMemory};
+use super::signals::Signals;
+use super::vcpu::{Machine, RunGate, Vcpus};
+use super::{Vm, kvm, power, reset_flag};
+use crate::config::{self, Config};
+
+/// First port of the ACPI power registers.
+const POWER_PORT: u16 = 0x600;
+/// Where QEMU's guests have the panic register.
+const PANIC_PORT: u16 = 0x505;
+
+/// Builds the VM that `config` describes. Call it from the main thread before any other thread is started.
+pub fn build(config: &Config) -> Result<Vm, Error> {
+    if let Some(disk) = config.disk.first() {
+        let place = config::check::disk_place(disk);
+        return Err(config::Error::new(
+            place,
+            "disks are not available in this version; leave it out",
+        )
+        .into());
+    }
+    if let Some(iothread) = config.iothread.first() {
+        let place = format!("--iothread id={}", iothread.id);
+        return Err(config::Error::new(
+            place,
+            "iothreads are not available in this version; leave it out",
+        )
+        .into());
+    }
+    let signals = Signals::take().map_err(Error::system("signals"))?;
+    let kvm = kvm::open()?;
+    arch::vm::check_capabilities(&kvm)?;
+    let cpus = arch::vm::check_cpu_count(&kvm, config.cpus as usize)?;
+    let cpuid = Cpuid::new(&kvm, &config.cpu, cpus)?;
+    let files = BootFiles::open(config)?;
+    let memory = map_memory(config, &cpuid)?;
+    reset_flag::arm(&memory)?;
+
+    let boot = load(config, cpus, &files, &memory)?;
+    tracing::info!("kernel: {boot}");
+
+    let vm = kvm::create_vm(&kvm).map_err(Error::ioctl("KVM_CREATE_VM"))?;
+    arch::vm::setup_vm(&vm)?;
+    memory::register(&vm, &memory)?;
+    let vcpus = (0..cpus)
+        .map(|index| create_vcpu(&vm, index, &cpuid, &memory, &boot))
+        .collect::<Result<Vec<_>, _>>()?;
+
+    let lifecycle = Arc::new(Lifecycle::new().map_err(Error::system("eventfd"))?);
+    let (mut pio, mmio) = (Bus::new(), Bus::new());
+    add_power(&mut pio, &lifecycle, &memory)?;
+    let (serial, console) = add_serial(&mut pio, &vm, &config.serial)?;
+
+    let machine = Arc::new(Machine {
+        pio,
+        mmio,
+        memory,
+        lifecycle: lifecycle.clone(),
+        gate: RunGate::default(),
+    });
+    let vcpus = Vcpus::start(machine, vcpus).map_err(Error::system("starting a vCPU thread"))?;
+    Ok(Vm {
+        vcpus,
+        lifecycle,
+        signals,
+        console,
+        serial,
+        _vm: vm,
+    })
+}
+
+struct BootFiles {
+    kernel: File,
+    initrd: Option<File>,
+}
+
+impl BootFiles {
+    fn open(config: &Config) -> Result<Self, Error> {
+        let kernel = config.kernel.as_deref().ok_or_else(|| {
+            config::Error::new(
+                "--kernel",
+                "missing; name the kernel to boot: --kernel FILE",
+            )
+        })?;
+        let kernel = arch::image::open(FileRole::Kernel, kernel)?;
+        let initrd = match &config.initrd {
+            Some(path) => Some(arch::image::open(FileRole::Initrd, path)?),
+            None => None,
+        };
+        Ok(Self { kernel, initrd })
+    }
+}
+
+fn map_memory(config: &Config, cpuid: &Cpuid) -> Result<GuestMemory, Error> {
+    let size = config.memory.size;
+    let bits = cpuid.physical_address_bits();
+    if layout::memory_end(size.0) > 1u64.checked_shl(bits).unwrap_or(u64::MAX) {
+        return Err(memory::Error::BeyondAddressing(size, bits).into());
+    }
+    Ok(memory::map(&config.memory, &arch::memory_regions(size.0))?)
+}
+
+/// Kernel, command line, tables: everything that the guest finds in memory.
+fn load(
+    config: &Config,
+    cpus: u8,
+    files: &BootFiles,
+    memory: &GuestMemory,
+) -> Result<arch::Boot, Error> {
+    let acpi = AcpiConfig {
+        cpus,
+        serial: vec![SerialPort {
+            port: layout::SERIAL_PORT,
+            gsi: layout::SERIAL_GSI,
+        }],
+        virtio_mmio: Vec::new(),
+        power: PowerRegisters {
+            sleep_control: POWER_PORT + AcpiPower::SLEEP_CONTROL as u16,
+            sleep_status: POWER_PORT + AcpiPower::SLEEP_STATUS as u16,
+            reset: POWER_PORT + AcpiPower::RESET as u16,
+            reset_value: AcpiPower::RESET_VALUE,
+        },
+        power_button_gsi: None,
+        pci: None,
+        i8042: false,
+    };
+    let rsdp = arch::acpi::write_tables(memory, &acpi)?;
+    let boot = BootConfig {
+        rsdp: Some(rsdp),
+        reserved: Vec::new(),
+    };
+    let cmdline = cmdline(config);
+    arch::load_kernel(
+        memory,
+        &files.kernel,
+        files.initrd.as_ref(),
+        &cmdline,
+        &boot,
+    )
+    .map_err(|error| Error::refused_file(error, config))
+}
+
+/// The user's command line with ours in front, so that the user's options win, and those after `--` stay last.
+fn cmdline(config: &Config) -> String {
+    let mut cmdline = reset_flag::CMDLINE.to_owned();
+    if !config.cmdline.is_empty() {
+        cmdline.push(' ');
+        cmdline.push_str(&config.cmdline);
+    }
+    cmdline
+}
+
+fn create_vcpu(
+    vm: &VmFd,
+    index: u8,
+    cpuid: &Cpuid,
+    memory: &GuestMemory,
+    boot: &arch::Boot,
+) -> Result<VcpuFd, Error> {
+    let vcpu = vm
+        .create_vcpu(index.into())
+        .map_err(Error::ioctl("KVM_CREATE_VCPU"))?;
+    arch::configure_vcpu(&vcpu, index, cpuid, memory, boot)?;
+    Ok(vcpu)
+}
+
+fn add_power(pio: &mut Bus, lifecycle: &Arc<Lifecycle>, memory: &GuestMemory) -> Result<(), Error> {
+    let callback = power::callback(lifecycle.clone(), memory.clone());
+    let acpi = Arc::new(AcpiPower::new(callback.clone()));
+    pio.insert(POWER_PORT.into(), AcpiPower::LEN, acpi)?;
+    pio.insert(
+        I8042::BASE,
+        I8042::LEN,
+        Arc::new(I8042::new(callback.clone())),
+    )?;
+    let panic = Arc::new(PanicRegister::new(callback));
+    pio.insert(PANIC_PORT.into(), PanicRegister::LEN, panic)?;
+    Ok(())
+}
+
+fn add_serial(
+    pio: &mut Bus,
+    vm: &VmFd,
+    config: &config::Serial,
+) -> Result<(Arc<Serial>, Console), Error> {
+    let irq = EventFd::new(EFD_NONBLOCK).map_err(Error::system("eventfd"))?;
+    vm.register_irqfd(&irq, layout::SERIAL_GSI)
+        .map_err(Error::ioctl("KVM_IRQFD"))?;
+    let (output, console) = Console::open(config)?;
+    let serial =
+        Serial::new(irq, output).map_err(Error::system("starting the console's thread"))?;
+    let serial = Arc::new(serial);
+    pio.insert(layout::SERIAL_PORT.into(), Serial::LEN, serial.clone())?;
+    Ok((serial, console))
+}

@@ -1,0 +1,208 @@
+//! The main thread while the guest runs: signals, console input, the end of the run.
+
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use devices::serial::Serial;
+use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
+
+use super::console::{Console, Input};
+use super::lifecycle::{Lifecycle, Outcome};
+use super::signals::{Request, Signals};
+
+/// How long a guest that reported a panic may go on, to write its last messages and reset itself.
+const PANIC_GRACE: Duration = Duration::from_secs(1);
+
+/// The event loop cannot work.
+#[derive(Debug, thiserror::Error)]
+#[error("main loop: {0}")]
+pub struct Error(#[from] event_manager::Error);
+
+/// Everything that the main thread listens to.
+pub struct MainLoop {
+    /// Signals of the process.
+    pub signals: Signals,
+    /// The user's side of the console.
+    pub console: Console,
+    /// The guest's side.
+    pub serial: Arc<Serial>,
+    /// The end of the run.
+    pub lifecycle: Arc<Lifecycle>,
+}
+
+/// Runs until the run has ended, and says how. The console's terminal is restored when this returns.
+pub fn run(parts: MainLoop) -> Result<Outcome, Error> {
+    let lifecycle = parts.lifecycle.clone();
+    let mut manager = EventManager::new()?;
+    manager.add_subscriber(Subscriber {
+        parts,
+        input: Watch::Off,
+    });
+    let mut panic_deadline = None;
+    loop {
+        if let Some(outcome) = lifecycle.outcome() {
+            return Ok(outcome);
+        }
+        if lifecycle.panic_reported() {
+            let deadline = *panic_deadline.get_or_insert_with(|| Instant::now() + PANIC_GRACE);
+            if Instant::now() >= deadline {
+                lifecycle.end(Outcome::GuestPanic);
+                continue;
+            }
+        }
+        manager.run_with_timeout(milliseconds_until(panic_deadline))?;
+    }
+}
+
+/// A timeout for epoll: rounded up, -1 for ever.
+fn milliseconds_until(deadline: Option<Instant>) -> i32 {
+    deadline.map_or(-1, |deadline| {
+        let left = deadline.saturating_duration_since(Instant::now());
+        i32::try_from(left.as_millis() + 1).unwrap_or(i32::MAX)
+    })
+}
+
+/// What the epoll data of an event says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Token {
+    Signal,
+    Lifecycle,
+    Input,
+    InputRoom,
+}
+
+impl Token {
+    const ALL: [Self; 4] = [Self::Signal, Self::Lifecycle, Self::Input, Self::InputRoom];
+}
+
+/// Whether the input's descriptor is watched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Watch {
+    On,
+    Off,
+    /// epoll does not take it (a file): it is always readable.
+    Impossible,
+}
+
+struct Subscriber {
+    parts: MainLoop,
+    input: Watch,
+}
+
+impl MutEventSubscriber for Subscriber {
+    fn init(&mut self, ops: &mut EventOps) {
+        let always = [
+            (self.parts.signals.fd(), Token::Signal),
+            (self.parts.lifecycle.event().as_raw_fd(), Token::Lifecycle),
+            (self.parts.serial.input_room().as_raw_fd(), Token::InputRoom),
+        ];
+        for (fd, token) in always {
+            if let Err(error) = ops.add(events(fd, token)) {
+                self.fail(error);
+            }
+        }
+        self.watch_input(ops);
+        if self.input == Watch::Impossible {
+            self.read_input(ops);
+        }
+    }
+
+    fn process(&mut self, event: Events, ops: &mut EventOps) {
+        let token = Token::ALL
+            .into_iter()
+            .find(|token| *token as u32 == event.data());
+        match token {
+            Some(Token::Signal) => {
+                while let Some(request) = self.parts.signals.pending() {
+                    self.obey(request, ops);
+                }
+            }
+            Some(Token::Lifecycle) => {
+                // Only resets the event: the loop looks at the state itself.
+                let _ = self.parts.lifecycle.event().read();
+            }
+            Some(Token::Input) => self.read_input(ops),
+            Some(Token::InputRoom) => {
+                let _ = self.parts.serial.input_room().read();
+                let input = self.parts.console.offer(&self.parts.serial);
+                self.after_input(input, ops);
+                if self.input == Watch::Impossible && input == Input::Watch {
+                    self.read_input(ops);
+                }
+            }
+            None => {}
+        }
+    }
+}
+
+impl Subscriber {
+    fn obey(&mut self, request: Request, ops: &mut EventOps) {
+        match request {
+            Request::End(by) => self.parts.lifecycle.end(Outcome::Stopped(by)),
+            Request::Suspend => {
+                self.parts.console.suspend();
+                // SAFETY: raise(3) has no preconditions.
+                unsafe { libc::raise(libc::SIGSTOP) };
+            }
+            Request::Resume => {
+                if self.parts.console.resume() {
+                    self.watch_input(ops);
+                }
+            }
+        }
+    }
+
+    /// Reads input once; a file as long as the guest takes it.
+    fn read_input(&mut self, ops: &mut EventOps) {
+        loop {
+            let input = self.parts.console.read(&self.parts.serial);
+            self.after_input(input, ops);
+            if self.input != Watch::Impossible || input != Input::Watch {
+                return;
+            }
+        }
+    }
+
+    fn after_input(&mut self, input: Input, ops: &mut EventOps) {
+        match input {
+            Input::Watch => self.watch_input(ops),
+            Input::Wait | Input::End => self.unwatch_input(ops),
+            Input::Leave => self
+                .parts
+                .lifecycle
+                .end(Outcome::Stopped("Ctrl-A x".to_owned())),
+        }
+    }
+
+    fn watch_input(&mut self, ops: &mut EventOps) {
+        if let (Some(fd), Watch::Off) = (self.parts.console.input_fd(), self.input) {
+            self.input = match ops.add(events(fd, Token::Input)) {
+                Ok(()) => Watch::On,
+                // EPERM: a file, or a device without readiness.
+                Err(_) => Watch::Impossible,
+            };
+        }
+    }
+
+    fn unwatch_input(&mut self, ops: &mut EventOps) {
+        if self.input == Watch::On {
+            self.input = Watch::Off;
+            if let Some(fd) = self.parts.console.input_fd()
+                && let Err(error) = ops.remove(events(fd, Token::Input))
+            {
+                self.fail(error);
+            }
+        }
+    }
+
+    /// A descriptor that cannot be watched would leave the VM without ears: the run ends.
+    fn fail(&mut self, error: event_manager::Error) {
+        let text = format!("main loop: {error}");
+        self.parts.lifecycle.end(Outcome::ThreadDied(text));
+    }
+}
+
+fn events(fd: RawFd, token: Token) -> Events {
+    Events::with_data_raw(fd, token as u32, EventSet::IN)
+}
