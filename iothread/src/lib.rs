@@ -1,1 +1,36 @@
-//! Skeleton.
+//! An event loop for one thread, with adaptive polling.
+
+mod bottom_half;
+mod clock;
+mod context;
+mod error;
+mod handler;
+mod inbox;
+mod monitor;
+mod notify;
+pub mod policy;
+mod remote;
+mod ring;
+mod settings;
+mod sqe;
+pub mod stats;
+mod sync;
+mod thread;
+mod timer;
+pub mod trace;
+
+pub use bottom_half::{BottomHalf, RemoteBottomHalf};
+pub use clock::now_ns;
+pub use context::{Context, ContextConfig, WeakContext};
+pub use error::{CallError, Error, SettingError};
+pub use handler::{EventHandler, HandlerId, Interest, Polling};
+/// The crate whose entries [`Context::add_sqe`] takes.
+pub use io_uring;
+pub use monitor::{MonitorKind, UnknownMonitor};
+pub use policy::{PolicyKind, UnknownPolicy};
+pub use remote::Remote;
+pub use settings::PollSettings;
+pub use sqe::{Completer, CompleterId, SqeId};
+pub use stats::{HandlerStats, Histogram, Stats};
+pub use thread::{IoThread, IoThreadConfig, OnPanic};
+pub use timer::Timer;

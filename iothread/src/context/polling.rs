@@ -1,0 +1,323 @@
+//! Poll mode: asking the handlers instead of the kernel, for as long as the policy says.
+
+use std::rc::Rc;
+
+use super::{COMPLETIONS, Context, State};
+use crate::clock::{now_ns, soonest};
+use crate::handler::{EventHandler, NOT_LISTED, Node};
+use crate::trace::TraceEvent;
+
+/// A handler that was not dispatched for so long leaves the poll list.
+pub(super) const IDLE_NS: i64 = 7_000_000_000;
+/// How often such handlers are looked for.
+const IDLE_CHECK_NS: i64 = 250_000_000;
+
+/// A place on the poll list. Holds what a pass needs, next to each other.
+pub(super) struct PollEntry {
+    handler: Rc<dyn EventHandler>,
+    node: Rc<Node>,
+}
+
+impl State {
+    /// Puts a handler on the poll list; in poll mode its notifications go off.
+    pub(super) fn list(&self, node: &Rc<Node>) {
+        let Ok(mut list) = self.poll_list.try_borrow_mut() else {
+            // In the middle of a pass; its next event lists it.
+            return;
+        };
+        node.listed
+            .set(u32::try_from(list.len()).unwrap_or(NOT_LISTED));
+        list.push(PollEntry {
+            handler: Rc::clone(&node.handler),
+            node: Rc::clone(node),
+        });
+        drop(list);
+        self.list_slot(node.index);
+        if self.poll_started.get() && !node.begun.replace(true) {
+            node.handler.poll_begin();
+        }
+    }
+
+    pub(crate) fn list_slot(&self, slot: u32) {
+        self.policy.borrow_mut().list(slot);
+        self.shared.handlers.slot(slot).polled.set(1);
+    }
+
+    fn unlist_slot(&self, slot: u32) {
+        self.policy.borrow_mut().unlist(slot);
+        self.shared.handlers.slot(slot).polled.set(0);
+    }
+
+    /// Takes a handler off the poll list; does not touch its notifications.
+    pub(super) fn unlist(&self, node: &Rc<Node>) {
+        if !node.is_listed() {
+            return;
+        }
+        let Ok(mut list) = self.poll_list.try_borrow_mut() else {
+            // A pass is walking the list; it looks again when it is done.
+            self.list_stale.set(true);
+            return;
+        };
+        let place = node.listed.replace(NOT_LISTED) as usize;
+        let entry = list.swap_remove(place);
+        if let Some(moved) = list.get(place) {
+            moved
+                .node
+                .listed
+                .set(u32::try_from(place).unwrap_or(NOT_LISTED));
+        }
+        drop(list);
+        self.unlist_slot(node.index);
+        drop(entry);
+    }
+
+    fn purge_deleted(&self) {
+        self.list_stale.set(false);
+        loop {
+            let list = self.poll_list.borrow();
+            let deleted = list.iter().find(|entry| entry.node.deleted.get());
+            let Some(node) = deleted.map(|entry| Rc::clone(&entry.node)) else {
+                return;
+            };
+            drop(list);
+            self.unlist(&node);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn mark_active(&self, slot: u32) {
+        self.active.borrow_mut().push(slot);
+    }
+
+    /// One pass over all listed handlers. True if one has work.
+    fn pass(&self) -> bool {
+        let nested = self.depth.get() > 1;
+        let mut hit = false;
+        {
+            let list = self.poll_list.borrow();
+            for entry in list.iter() {
+                // A handler that is in the middle of its poll_ready would be found for ever.
+                if nested && entry.node.busy.get() {
+                    continue;
+                }
+                if entry.handler.poll() && !entry.node.deleted.get() {
+                    entry.node.poll_hit.set(true);
+                    self.queue_ready(&entry.node, 0);
+                    hit = true;
+                }
+            }
+        }
+        if self.list_stale.get() {
+            self.purge_deleted();
+        }
+        hit
+    }
+
+    /// Calls `poll_begin` or `poll_end` of the listed handlers that need it.
+    fn switch(&self, on: bool) {
+        self.poll_started.set(on);
+        {
+            let list = self.poll_list.borrow();
+            for entry in list.iter() {
+                let node = &entry.node;
+                if node.begun.get() == on || node.busy.get() || node.deleted.get() {
+                    continue;
+                }
+                node.begun.set(on);
+                if on {
+                    entry.handler.poll_begin();
+                } else {
+                    entry.handler.poll_end();
+                }
+            }
+        }
+        if self.list_stale.get() {
+            self.purge_deleted();
+        }
+    }
+
+    /// Switches notifications on again and asks every handler once more, since its last answer
+    /// may be older than the work that was not notified. True if there is work.
+    pub(super) fn leave_poll_mode(&self) -> bool {
+        if !self.poll_started.get() {
+            return false;
+        }
+        self.switch(false);
+        self.pass()
+    }
+
+    /// One pass in an iteration that neither polls nor waits: with notifications off, nothing
+    /// else would see the listed handlers.
+    pub(super) fn look_once(&self) -> bool {
+        self.poll_started.get() && self.pass()
+    }
+
+    /// Polls for as long as the policy and `timeout` allow. With work found, or the monitor in
+    /// need of attention, `timeout` becomes 0; otherwise it shrinks by the time spent, so that
+    /// polling never delays a timer.
+    pub(super) fn try_poll_mode(&self, timeout: &mut i64, start_ns: i64) {
+        if self.poll_list.borrow().is_empty() && !self.completions_listed.get() {
+            return;
+        }
+        if start_ns >= self.idle_check_ns.get() && self.remove_idle(start_ns) {
+            *timeout = 0;
+        }
+        let window_ns = soonest(*timeout, self.window_ns.get());
+        if window_ns == 0 || self.monitor.polling_starves() {
+            return;
+        }
+        // Submit first, then poll for what comes of it: going to sleep with the submission would
+        // leave no window for the very requests it was learned from.
+        if self.needs_enter() && !self.submit_before_polling() {
+            *timeout = 0;
+            return;
+        }
+        if !self.poll_started.get() {
+            self.switch(true);
+        }
+        self.trace(|ctx| TraceEvent::RunPollHandlersBegin {
+            ctx,
+            max_ns: window_ns,
+            timeout: *timeout,
+        });
+        let counters = &self.shared.counters;
+        let (progress, elapsed_ns) = loop {
+            if self.pass() {
+                break (true, None);
+            }
+            if self.needs_enter() || self.shared.notify.is_notified() {
+                break (true, None);
+            }
+            let elapsed_ns = now_ns() - start_ns;
+            if elapsed_ns >= window_ns {
+                break (false, Some(elapsed_ns));
+            }
+        };
+        if progress {
+            *timeout = 0;
+            counters.poll_hits.add(1);
+        } else {
+            let elapsed_ns = elapsed_ns.unwrap_or(0);
+            counters.poll_misses.add(1);
+            counters.poll_ns.add(elapsed_ns.cast_unsigned());
+            counters.vain_ns.add(elapsed_ns.cast_unsigned());
+            if *timeout > 0 {
+                *timeout = (*timeout - elapsed_ns).max(0);
+            }
+        }
+        self.polled.set(progress);
+        self.trace(|ctx| TraceEvent::RunPollHandlersEnd {
+            ctx,
+            progress,
+            timeout: *timeout,
+        });
+    }
+
+    /// Makes watches and submits requests. False if there is something to do already.
+    fn submit_before_polling(&self) -> bool {
+        let has_completions = || {
+            self.ring
+                .as_ref()
+                .is_some_and(|ring| ring.has_completions())
+        };
+        if has_completions() {
+            return false;
+        }
+        let result = if self.must_scan {
+            self.ring.as_ref().map_or(Ok(()), |ring| ring.submit())
+        } else {
+            self.monitor.wait(0, &mut |_, _| {})
+        };
+        if let Err(error) = result {
+            self.monitor_failed(&error);
+            return false;
+        }
+        !has_completions()
+    }
+
+    /// Takes the handlers off the list that were not dispatched for [`IDLE_NS`]: they would slow
+    /// the busy ones down with every pass. Their descriptors, notified again, bring them back.
+    /// True if one of them has work after all.
+    #[cold]
+    fn remove_idle(&self, now_ns: i64) -> bool {
+        self.idle_check_ns.set(now_ns.saturating_add(IDLE_CHECK_NS));
+        let is_idle = |last_ns: i64| now_ns >= last_ns.saturating_add(IDLE_NS);
+        let idle: Vec<Rc<Node>> = {
+            let list = self.poll_list.borrow();
+            let nodes = list.iter().map(|entry| &entry.node);
+            nodes
+                .filter(|node| {
+                    is_idle(node.last_dispatch_ns.get()) && !node.queued.get() && !node.busy.get()
+                })
+                .map(Rc::clone)
+                .collect()
+        };
+        let mut hit = false;
+        for node in idle {
+            self.unlist(&node);
+            self.trace(|ctx| TraceEvent::PollRemove {
+                ctx,
+                node: node.index.into(),
+                fd: node.fd,
+            });
+            if node.begun.replace(false) {
+                node.handler.poll_end();
+                hit |= self.ask_again(&node);
+            }
+        }
+        if self.completions_listed.get() && is_idle(self.last_completion_ns.get()) {
+            self.completions_listed.set(false);
+            self.unlist_slot(COMPLETIONS);
+        }
+        hit
+    }
+
+    /// Asks a handler whose notifications have just been switched on.
+    fn ask_again(&self, node: &Rc<Node>) -> bool {
+        let hit = !node.deleted.get() && node.handler.poll();
+        if hit {
+            node.poll_hit.set(true);
+            self.queue_ready(node, 0);
+        }
+        hit
+    }
+
+    /// Runs `poll_ready`. Meanwhile the handler is off the list for nested loops.
+    pub(super) fn run_poll_ready(&self, ctx: &Context, node: &Rc<Node>) {
+        if node.busy.replace(true) {
+            // A nested loop came here by a hit from before; the outer call does the work.
+            return;
+        }
+        self.busy.borrow_mut().push(Rc::clone(node));
+        node.handler.poll_ready(ctx);
+        self.busy.borrow_mut().pop();
+        node.busy.set(false);
+        if node.deleted.get() {
+            return;
+        }
+        if node.unlisted_by_nested.replace(false) && node.is_listed() {
+            self.policy.borrow_mut().list(node.index);
+        }
+        // A nested loop may have switched poll mode without this handler.
+        let on = self.poll_started.get();
+        if node.is_listed() && node.begun.get() != on {
+            node.begun.set(on);
+            if on {
+                node.handler.poll_begin();
+            } else {
+                node.handler.poll_end();
+                self.ask_again(node);
+            }
+        }
+    }
+
+    /// A nested iteration begins: handlers in the middle of their `poll_ready` do not take part
+    /// in what the policy learns from it.
+    pub(super) fn unlist_busy(&self) {
+        for node in self.busy.borrow().iter() {
+            if node.is_listed() && !node.unlisted_by_nested.replace(true) {
+                self.policy.borrow_mut().unlist(node.index);
+            }
+        }
+    }
+}

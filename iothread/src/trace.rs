@@ -1,0 +1,99 @@
+//! Trace points, named and parametrised as QEMU's. Off, each costs one predictable branch.
+
+use std::os::fd::RawFd;
+
+/// One event. `ctx` is a number that tells the loops of a process apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TraceEvent<'a> {
+    /// Polling begins, for at most `max_ns`; `timeout` (ns, −1 for ever) is what would be slept.
+    RunPollHandlersBegin {
+        /// The loop.
+        ctx: u64,
+        /// Longest time to poll, in nanoseconds.
+        max_ns: i64,
+        /// Timeout of the iteration, in nanoseconds.
+        timeout: i64,
+    },
+    /// Polling ended; `progress` if it found work.
+    RunPollHandlersEnd {
+        /// The loop.
+        ctx: u64,
+        /// Whether there is work.
+        progress: bool,
+        /// Timeout of the iteration from here on, in nanoseconds.
+        timeout: i64,
+    },
+    /// The window grew.
+    PollGrow {
+        /// The loop.
+        ctx: u64,
+        /// Window before, in nanoseconds.
+        old: i64,
+        /// Window now, in nanoseconds.
+        new: i64,
+    },
+    /// The window shrank.
+    PollShrink {
+        /// The loop.
+        ctx: u64,
+        /// Window before, in nanoseconds.
+        old: i64,
+        /// Window now, in nanoseconds.
+        new: i64,
+    },
+    /// A handler joined the poll list.
+    PollAdd {
+        /// The loop.
+        ctx: u64,
+        /// The handler.
+        node: u64,
+        /// Its descriptor.
+        fd: RawFd,
+        /// The events that brought it there.
+        revents: u32,
+    },
+    /// A handler left the poll list.
+    PollRemove {
+        /// The loop.
+        ctx: u64,
+        /// The handler.
+        node: u64,
+        /// Its descriptor.
+        fd: RawFd,
+    },
+    /// What the policy saw of an iteration; enough to replay it. Ours, not QEMU's.
+    PollObserve {
+        /// The loop.
+        ctx: u64,
+        /// Time polled and waited, in nanoseconds.
+        block_ns: i64,
+        /// When events were in hand, CLOCK_MONOTONIC in nanoseconds.
+        dispatch_ns: i64,
+        /// Slots of the listed handlers that were dispatched.
+        active: &'a [u32],
+    },
+}
+
+impl TraceEvent<'_> {
+    /// The name that selects the event.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            TraceEvent::RunPollHandlersBegin { .. } => "run_poll_handlers_begin",
+            TraceEvent::RunPollHandlersEnd { .. } => "run_poll_handlers_end",
+            TraceEvent::PollGrow { .. } => "poll_grow",
+            TraceEvent::PollShrink { .. } => "poll_shrink",
+            TraceEvent::PollAdd { .. } => "poll_add",
+            TraceEvent::PollRemove { .. } => "poll_remove",
+            TraceEvent::PollObserve { .. } => "poll_observe",
+        }
+    }
+}
+
+/// Where the events of a loop go. Called in the loop's thread, in the middle of an iteration: it
+/// must not block and may not call the loop.
+pub trait TraceSink {
+    /// Takes one event.
+    fn event(&self, event: &TraceEvent<'_>);
+}

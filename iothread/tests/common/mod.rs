@@ -1,0 +1,182 @@
+//! What the tests of the loop share.
+#![allow(dead_code, clippy::unwrap_used)]
+
+use std::cell::{Cell, RefCell};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::rc::Rc;
+use std::time::Duration;
+
+use iothread::{Context, ContextConfig, EventHandler, MonitorKind, PolicyKind, PollSettings};
+use rustix::event::EventfdFlags;
+
+/// Runs a test over every monitor; its name shows in the message of a failure.
+pub fn each_monitor(test: impl Fn(MonitorKind)) {
+    for monitor in MonitorKind::ALL {
+        println!("monitor={monitor}");
+        test(monitor);
+    }
+}
+
+/// A loop that polls for up to `poll_max_ns` (0: not at all) by the default rule.
+pub fn context(monitor: MonitorKind, poll_max_ns: i64) -> Context {
+    context_with(monitor, PolicyKind::Weighted, poll_max_ns)
+}
+
+/// A loop with the given rule.
+pub fn context_with(monitor: MonitorKind, policy: PolicyKind, poll_max_ns: i64) -> Context {
+    Context::new(ContextConfig {
+        name: "test".into(),
+        monitor,
+        policy,
+        settings: PollSettings {
+            poll_max_ns,
+            ..PollSettings::default()
+        },
+        ..ContextConfig::default()
+    })
+    .unwrap()
+}
+
+/// An eventfd.
+pub fn eventfd() -> OwnedFd {
+    rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap()
+}
+
+/// Signals an eventfd.
+pub fn signal(fd: &OwnedFd) {
+    rustix::io::write(fd, &1u64.to_ne_bytes()).unwrap();
+}
+
+/// A second descriptor of the same file, for another thread.
+pub fn dup(fd: &OwnedFd) -> OwnedFd {
+    rustix::io::fcntl_dupfd_cloexec(fd, 3).unwrap()
+}
+
+/// Ends the process if a test does not finish: a hang is a failure with a name.
+pub struct Watchdog(std::sync::mpsc::Sender<()>);
+
+impl Watchdog {
+    pub fn new(what: &'static str) -> Self {
+        Self::after(what, 60)
+    }
+
+    pub fn after(what: &'static str, seconds: u64) -> Self {
+        let (sender, receiver) = std::sync::mpsc::channel::<()>();
+        std::thread::spawn(move || {
+            let wait = receiver.recv_timeout(Duration::from_secs(seconds));
+            if wait == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+                eprintln!("HANG: {what} did not finish within {seconds} s");
+                std::process::abort();
+            }
+        });
+        Watchdog(sender)
+    }
+}
+
+type Callback = Box<dyn Fn(&Context)>;
+
+/// A handler that counts its calls, and whose work is a number in memory: what a queue of a guest
+/// is to the loop.
+#[derive(Default)]
+pub struct Counting {
+    /// Work that `poll` finds and `poll_ready` does.
+    pub work: Cell<u32>,
+    pub readable: Cell<u32>,
+    pub writable: Cell<u32>,
+    pub polls: Cell<u64>,
+    pub poll_ready: Cell<u32>,
+    pub begun: Cell<u32>,
+    pub ended: Cell<u32>,
+    pub errors: RefCell<Vec<i32>>,
+    pub on_readable: RefCell<Option<Callback>>,
+    pub on_poll_ready: RefCell<Option<Callback>>,
+    pub on_poll_end: RefCell<Option<Box<dyn Fn()>>>,
+    /// Read from when readable (not for eventfds of the loop).
+    pub drain: Cell<Option<RawFd>>,
+}
+
+impl Counting {
+    pub fn new() -> Rc<Self> {
+        Rc::default()
+    }
+
+    /// Whether its notifications are off.
+    pub fn is_off(&self) -> bool {
+        self.begun.get() > self.ended.get()
+    }
+}
+
+fn bump<T: Copy + std::ops::Add<Output = T> + From<u8>>(cell: &Cell<T>) {
+    cell.set(cell.get() + T::from(1));
+}
+
+impl EventHandler for Counting {
+    fn on_readable(&self, ctx: &Context) {
+        bump(&self.readable);
+        self.work.set(0);
+        if let Some(fd) = self.drain.get() {
+            let mut buffer = [0; 512];
+            // SAFETY: the test keeps the descriptor open.
+            let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
+            let _ = rustix::io::read(fd, &mut buffer);
+        }
+        if let Some(callback) = &*self.on_readable.borrow() {
+            callback(ctx);
+        }
+    }
+
+    fn on_writable(&self, _ctx: &Context) {
+        bump(&self.writable);
+    }
+
+    fn on_error(&self, _ctx: &Context, error: &std::io::Error) {
+        self.errors
+            .borrow_mut()
+            .push(error.raw_os_error().unwrap_or(0));
+    }
+
+    fn poll(&self) -> bool {
+        bump(&self.polls);
+        self.work.get() != 0
+    }
+
+    fn poll_ready(&self, ctx: &Context) {
+        bump(&self.poll_ready);
+        if let Some(callback) = &*self.on_poll_ready.borrow() {
+            callback(ctx);
+        }
+        self.work.set(0);
+    }
+
+    fn poll_begin(&self) {
+        bump(&self.begun);
+    }
+
+    fn poll_end(&self) {
+        bump(&self.ended);
+        if let Some(callback) = &*self.on_poll_end.borrow() {
+            callback();
+        }
+    }
+}
+
+/// Adds a polled eventfd handler.
+pub fn add_polled(
+    ctx: &Context,
+    name: &str,
+    handler: &Rc<Counting>,
+) -> (OwnedFd, iothread::HandlerId) {
+    let fd = eventfd();
+    let handler: Rc<dyn EventHandler> = Rc::clone(handler) as _;
+    let id = ctx
+        .add_eventfd(name, fd.as_raw_fd(), iothread::Polling::Polled, handler)
+        .unwrap();
+    (fd, id)
+}
+
+/// Iterates until `done`.
+pub fn run_until(ctx: &Context, done: impl Fn() -> bool) {
+    while !done() {
+        ctx.poll(true);
+    }
+}
