@@ -3,4 +3,5 @@
 pub mod config;
 pub mod logging;
 pub mod qmp;
+pub mod threads;
 pub mod vm;

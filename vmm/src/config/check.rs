@@ -133,7 +133,8 @@ fn check_log(config: &Config) -> Result<(), Error> {
     Ok(())
 }
 
-fn check_id(id: &str) -> Result<(), String> {
+/// Checks a name of the user's choice.
+pub fn check_id(id: &str) -> Result<(), String> {
     let mut chars = id.chars();
     let good = chars.next().is_some_and(|c| c.is_ascii_alphabetic())
         && chars.all(|c| c.is_ascii_alphanumeric() || "-._".contains(c));
@@ -142,7 +143,8 @@ fn check_id(id: &str) -> Result<(), String> {
     })
 }
 
-fn check_iothread(iothread: &IoThread) -> Result<(), String> {
+/// Checks the numbers of an iothread.
+pub fn check_iothread(iothread: &IoThread) -> Result<(), String> {
     let settings = [
         ("poll-max-ns", iothread.poll_max_ns, i64::MAX),
         ("poll-grow", iothread.poll_grow, i64::MAX),

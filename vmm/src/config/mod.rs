@@ -11,12 +11,14 @@ mod error;
 pub mod keyval;
 mod nearest;
 pub mod placement;
+pub mod schema;
 mod sections;
 mod types;
 
 use std::path::{Path, PathBuf};
 
 use arch::CpuModel;
+use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -29,7 +31,7 @@ pub use sections::{
 pub use types::{HugePages, IndexSet, Serial, Size};
 
 /// A whole virtual machine.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Config {
     /// The kernel image: bzImage, ELF vmlinux, or an ELF with a PVH note.
@@ -49,6 +51,7 @@ pub struct Config {
     pub cpus: u32,
     /// What the vCPUs can do.
     #[serde(default, with = "types::by_text")]
+    #[schemars(with = "schema::CpuModelText")]
     pub cpu: CpuModel,
     /// Event loops.
     #[serde(default)]

@@ -3,12 +3,13 @@
 
 use std::path::PathBuf;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::types::{HugePages, IndexSet, Size};
 
 /// `--memory`: the guest's RAM.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 pub struct Memory {
     /// How much, in bytes.
@@ -33,7 +34,7 @@ impl Default for Memory {
 }
 
 /// Which rule sets the polling window of an iothread.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum PollPolicy {
     /// Weighted interval of each handler, the largest active one makes the window.
@@ -50,7 +51,7 @@ pub enum PollPolicy {
 }
 
 /// How an iothread waits for its file descriptors.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub enum Monitor {
     /// io_uring where it works, else epoll.
     #[default]
@@ -68,7 +69,7 @@ pub enum Monitor {
 }
 
 /// `--iothread`: an event loop in a thread of its own, for disks to run on.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct IoThread {
     /// Its name, unique; the thread is called `IO <id>`.
@@ -119,7 +120,7 @@ fn queue_size() -> u16 {
 }
 
 /// How disk I/O reaches the host kernel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Engine {
     /// The ring of the disk's iothread.
@@ -133,7 +134,7 @@ pub enum Engine {
 }
 
 /// When a write counts as done.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Cache {
     /// In the host's cache; the guest flushes.
@@ -146,7 +147,7 @@ pub enum Cache {
 }
 
 /// What happens to a request that fails on the host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ErrorPolicy {
     /// The guest sees the error.
@@ -160,7 +161,7 @@ pub enum ErrorPolicy {
 }
 
 /// How a disk is attached to the guest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Transport {
     /// virtio-mmio.
@@ -172,7 +173,7 @@ pub enum Transport {
 }
 
 /// `--disk`: a raw image or block device as a virtio-blk disk.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Disk {
     /// The image or device.
@@ -238,7 +239,7 @@ fn report() -> ErrorPolicy {
 }
 
 /// `--log`: messages on standard error.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, default)]
 pub struct Log {
     /// A level (off, error, warn, info, debug, trace), or one for each part: `warn,iothread=debug`.

@@ -1,5 +1,7 @@
 //! Requests and replies.
 
+use schemars::JsonSchema;
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::error::Error;
@@ -89,22 +91,39 @@ pub fn reply(id: Option<Value>, outcome: Result<Value, Error>) -> Value {
     reply
 }
 
+/// Three numbers.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct VersionTriple {
+    major: u64,
+    minor: u64,
+    micro: u64,
+}
+
 /// The version that clients are told, in the layout they know; the numbers are Pollux's own.
-pub fn version() -> Value {
-    let number = |text: &str| text.parse::<u64>().unwrap_or(0);
-    json!({
-        "qemu": {
-            "major": number(env!("CARGO_PKG_VERSION_MAJOR")),
-            "minor": number(env!("CARGO_PKG_VERSION_MINOR")),
-            "micro": number(env!("CARGO_PKG_VERSION_PATCH")),
-        },
-        "package": concat!("pollux-", env!("CARGO_PKG_VERSION")),
-    })
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct VersionInfo {
+    qemu: VersionTriple,
+    package: String,
+}
+
+impl VersionInfo {
+    /// This program's version.
+    pub fn ours() -> Self {
+        let number = |text: &str| text.parse().unwrap_or(0);
+        Self {
+            qemu: VersionTriple {
+                major: number(env!("CARGO_PKG_VERSION_MAJOR")),
+                minor: number(env!("CARGO_PKG_VERSION_MINOR")),
+                micro: number(env!("CARGO_PKG_VERSION_PATCH")),
+            },
+            package: concat!("pollux-", env!("CARGO_PKG_VERSION")).to_owned(),
+        }
+    }
 }
 
 /// What a client is sent when it has connected.
 pub fn greeting() -> Value {
-    json!({"QMP": {"version": version(), "capabilities": []}})
+    json!({"QMP": {"version": VersionInfo::ours(), "capabilities": []}})
 }
 
 /// A message as it goes over the wire: one line.

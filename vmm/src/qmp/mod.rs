@@ -10,15 +10,22 @@
 //! is not offered is not listed by `query-commands`.
 
 mod client;
+mod commands;
 mod error;
 pub mod event;
 mod framing;
+pub mod machine;
 mod message;
+mod schema;
 mod server;
 mod socket;
+#[cfg(test)]
+mod testing;
 
+pub use commands::Monitor;
 pub use error::Error;
 pub use event::{Event, Sink};
+pub use machine::Machine;
 pub use message::Call;
 pub use server::{Commands, MAX_CLIENTS, Server};
 pub use socket::{Error as SocketError, Listener};
