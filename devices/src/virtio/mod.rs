@@ -1,5 +1,6 @@
 //! virtio devices and their transports, after VIRTIO 1.2.
 
+pub mod block;
 pub mod device;
 pub mod mmio;
 pub mod queue;

@@ -191,6 +191,28 @@ impl Queue {
         })
     }
 
+    /// Takes the queue out, leaving one that is silent for ever.
+    pub fn take(&mut self) -> Queue {
+        let silent = Queue {
+            size: 1,
+            mask: 0,
+            event_idx: false,
+            indirect: false,
+            // Nothing looks at the rings of a broken queue.
+            broken: true,
+            next_avail: 0,
+            avail_idx: 0,
+            next_used: 0,
+            published: 0,
+            signalled: 0,
+            desc: std::ptr::null(),
+            avail: std::ptr::null(),
+            used: std::ptr::null_mut(),
+            ram: Ram::new(&GuestMemory::new()),
+        };
+        std::mem::replace(self, silent)
+    }
+
     /// Number of descriptors.
     pub fn size(&self) -> u16 {
         self.size
@@ -289,6 +311,9 @@ impl Queue {
     /// driver sees it after [`Queue::publish`].
     #[inline]
     pub fn push_used(&mut self, head: u16, len: u32) {
+        if self.broken {
+            return;
+        }
         let slot = usize::from(self.next_used & self.mask);
         // SAFETY: a masked entry of the used ring that `new` validated; entries are 8 bytes at a
         // 4-byte alignment, hence two writes. Only the device writes them.

@@ -1,0 +1,140 @@
+//! Operations on the loop's own ring. All that an iteration submits goes to the kernel with the
+//! loop's one enter.
+
+use std::cell::RefCell;
+use std::os::fd::RawFd;
+
+use io_uring::opcode;
+use io_uring::squeue::Entry;
+use io_uring::types::{Fd, Fixed, FsyncFlags};
+use iothread::{CompleterId, Context};
+
+use super::{Engine, Op, Transfer};
+
+/// Slots for registered files on each ring: one a queue of a disk. Queues beyond use descriptors.
+const FILE_SLOTS: u32 = 256;
+
+thread_local! {
+    // Which registered-file slots of this thread's ring are taken. A ring that has no table yet
+    // gets one and starts this anew.
+    static TAKEN: RefCell<Vec<bool>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Registers `fd` with the ring; the slot, or None where that does not work.
+fn register(ctx: &Context, fd: RawFd) -> Option<u32> {
+    TAKEN.with_borrow_mut(|taken| {
+        match ctx.register_files_sparse(FILE_SLOTS) {
+            Ok(()) => *taken = vec![false; FILE_SLOTS as usize],
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
+            Err(error) => {
+                tracing::debug!(%error, "io_uring takes no registered files");
+                return None;
+            }
+        }
+        let slot = taken.iter().position(|taken| !taken)?;
+        let number = slot as u32;
+        ctx.update_file(number, fd).ok()?;
+        taken[slot] = true;
+        Some(number)
+    })
+}
+
+fn unregister(ctx: &Context, slot: u32) {
+    TAKEN.with_borrow_mut(|taken| {
+        if ctx.update_file(slot, -1).is_ok()
+            && let Some(taken) = taken.get_mut(slot as usize)
+        {
+            *taken = false;
+        }
+    });
+}
+
+/// See the module.
+pub(in super::super) struct IoUring {
+    fd: RawFd,
+    slot: Option<u32>,
+    completer: CompleterId,
+}
+
+impl IoUring {
+    /// An engine for `fd` whose completions go to `completer`. The context must have a ring.
+    pub(in super::super) fn new(ctx: &Context, fd: RawFd, completer: CompleterId) -> IoUring {
+        IoUring {
+            fd,
+            slot: register(ctx, fd),
+            completer,
+        }
+    }
+
+    #[inline]
+    fn entry(&self, op: &Op) -> Option<Entry> {
+        // The builders are generic over descriptor and slot.
+        macro_rules! build {
+            ($target:expr) => {{
+                let target = $target;
+                match *op {
+                    Op::Read(Transfer {
+                        segments,
+                        count: 1,
+                        offset,
+                    }) => {
+                        // SAFETY: an operation's segments are valid until it completes.
+                        let segment = unsafe { *segments };
+                        let (base, len) = (segment.iov_base.cast(), segment.iov_len as u32);
+                        opcode::Read::new(target, base, len).offset(offset).build()
+                    }
+                    Op::Read(t) => opcode::Readv::new(target, t.segments, t.count)
+                        .offset(t.offset)
+                        .build(),
+                    Op::Write(Transfer {
+                        segments,
+                        count: 1,
+                        offset,
+                    }) => {
+                        // SAFETY: as for reads.
+                        let segment = unsafe { *segments };
+                        let (base, len) = (segment.iov_base.cast(), segment.iov_len as u32);
+                        opcode::Write::new(target, base, len).offset(offset).build()
+                    }
+                    Op::Write(t) => opcode::Writev::new(target, t.segments, t.count)
+                        .offset(t.offset)
+                        .build(),
+                    Op::Sync => opcode::Fsync::new(target)
+                        .flags(FsyncFlags::DATASYNC)
+                        .build(),
+                    Op::Fallocate { mode, offset, len } => opcode::Fallocate::new(target, len)
+                        .offset(offset)
+                        .mode(mode)
+                        .build(),
+                    Op::DeviceDiscard { .. } => return None,
+                }
+            }};
+        }
+        Some(match self.slot {
+            Some(slot) => build!(Fixed(slot)),
+            None => build!(Fd(self.fd)),
+        })
+    }
+}
+
+impl Engine for IoUring {
+    fn can(&self, op: &Op) -> bool {
+        !matches!(op, Op::DeviceDiscard { .. })
+    }
+
+    #[inline]
+    unsafe fn submit(&mut self, ctx: &Context, token: u32, op: Op) {
+        let entry = self
+            .entry(&op)
+            .unwrap_or_else(|| opcode::Nop::new().build());
+        // SAFETY: the caller keeps what the operation points to; the file is open as long as the
+        // disk is, which outlives its requests.
+        unsafe { ctx.add_sqe(entry, self.completer, token) };
+    }
+
+    fn detach(&mut self, ctx: &Context) {
+        if let Some(slot) = self.slot.take() {
+            unregister(ctx, slot);
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! How a request reaches the host's kernel: the loop's ring, Linux AIO, or a pool of threads.
+//!
+//! An engine belongs to one queue and lives in its home thread. It gets operations and tokens, and
+//! gives back tokens and results: a count of bytes or a negative errno. What a result means, it
+//! does not know.
+
+pub(super) mod io_uring;
+pub(super) mod linux_aio;
+pub(super) mod threads;
+
+use std::os::fd::RawFd;
+
+use iothread::Context;
+use libc::iovec;
+
+/// One operation on the image.
+///
+/// The buffers that it points to must stay as they are until its result has come back.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Op {
+    /// `preadv`
+    Read(Transfer),
+    /// `pwritev`
+    Write(Transfer),
+    /// `fdatasync`
+    Sync,
+    /// `fallocate`
+    Fallocate { mode: i32, offset: u64, len: u64 },
+    /// The block device ioctl BLKDISCARD.
+    DeviceDiscard { offset: u64, len: u64 },
+}
+
+/// The data of a read or write.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Transfer {
+    pub(super) segments: *const iovec,
+    pub(super) count: u32,
+    pub(super) offset: u64,
+}
+
+// SAFETY: the pointer is only used by whoever executes the operation, while the request's slot
+// keeps what it points to.
+unsafe impl Send for Transfer {}
+
+/// A result: the operation's token, and a count of bytes or a negative errno.
+pub(super) type Completion = (u32, i32);
+
+/// See the module.
+///
+/// # Safety
+/// (of `submit`'s callers) What an operation points to stays until its completion was taken.
+pub(super) trait Engine {
+    /// Whether this engine can do `op`; else the thread pool must.
+    fn can(&self, op: &Op) -> bool;
+
+    /// Takes an operation. Never fails: what goes wrong comes back as a completion.
+    ///
+    /// # Safety
+    /// What `op` points to stays valid until its completion has come back.
+    unsafe fn submit(&mut self, ctx: &Context, token: u32, op: Op);
+
+    /// No more operations come for now: submit what was gathered.
+    fn end_batch(&mut self, _ctx: &Context) {}
+
+    /// The eventfd that tells of completions; None if they come by the context's completer.
+    fn event_fd(&self) -> Option<RawFd> {
+        None
+    }
+
+    /// Whether completions can be reaped, seen without a system call.
+    fn has_completions(&self) -> bool {
+        false
+    }
+
+    /// Takes the completions that are there.
+    fn reap(&mut self, _into: &mut Vec<Completion>) {}
+
+    /// Takes back what was set up in the context.
+    fn detach(&mut self, _ctx: &Context) {}
+}
