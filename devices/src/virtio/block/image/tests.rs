@@ -1,1 +1,228 @@
+use super::*;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use tempfile::{NamedTempFile, TempDir};
 
+fn config(path: impl Into<PathBuf>) -> DiskConfig {
+    DiskConfig::new("d0", path)
+}
+
+fn file(bytes: u64) -> NamedTempFile {
+    let file = NamedTempFile::new().unwrap();
+    file.as_file().set_len(bytes).unwrap();
+    file
+}
+
+fn refused(config: &DiskConfig) -> String {
+    match Image::open(config) {
+        Ok(_) => panic!("{config:?} was opened"),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[test]
+fn each_unusable_path_is_named_with_its_remedy() {
+    let dir = TempDir::new().unwrap();
+    let missing = dir.path().join("none.img");
+    let text = refused(&config(&missing));
+    assert!(text.contains("no such file") && text.contains("truncate -s 1G"));
+    assert!(text.starts_with(&format!("path={}", missing.display())));
+    assert!(refused(&config(dir.path())).contains("is a directory"));
+    assert!(refused(&config("/dev/null")).contains("is a character device"));
+    let fifo = dir.path().join("fifo");
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &fifo,
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::RUSR,
+        0,
+    )
+    .unwrap();
+    assert!(refused(&config(&fifo)).contains("is a pipe"));
+    assert!(refused(&config(file(0).path())).contains("is empty"));
+    let text = refused(&config(file(511).path()));
+    assert!(
+        text.contains("511 bytes are less than one block of 512"),
+        "{text}"
+    );
+    let mut large_blocks = config("");
+    let small = file(2048);
+    large_blocks.path = small.path().into();
+    large_blocks.logical_block_size = 4096;
+    assert!(refused(&large_blocks).contains("one block of 4096"));
+}
+
+#[test]
+fn a_file_that_may_not_be_written_is_a_disk_that_may_not_either() {
+    let file = file(4096);
+    std::fs::set_permissions(file.path(), PermissionsExt::from_mode(0o444)).unwrap();
+    if File::options().write(true).open(file.path()).is_ok() {
+        println!("skipped: this user may write to read-only files (CAP_DAC_OVERRIDE)");
+    } else {
+        let text = refused(&config(file.path()));
+        assert!(text.contains("readonly=on"), "{text}");
+    }
+    let mut readonly = config(file.path());
+    readonly.readonly = true;
+    assert!(Image::open(&readonly).unwrap().readonly());
+}
+
+#[test]
+fn other_formats_are_recognised_and_converted() {
+    let heads: [(&[u8], usize, &str, &str); 12] = [
+        (
+            b"QFI\xfb\0\0\0\x03",
+            0,
+            "qcow2",
+            "qemu-img convert -f qcow2 -O raw ",
+        ),
+        (b"QED\0", 0, "QED", "-f qed "),
+        (b"KDMV", 0, "VMDK", "-f vmdk "),
+        (b"# Disk DescriptorFile\n", 0, "VMDK", "-f vmdk "),
+        (b"vhdxfile", 0, "VHDX", "-f vhdx "),
+        (b"conectix", 0, "VHD", "-f vpc "),
+        (b"\x7f\x10\xda\xbe", 0x40, "VDI", "-f vdi "),
+        (b"\x1f\x8b\x08", 0, "gzip", "gzip -dc "),
+        (b"\xfd7zXZ\0", 0, "xz", "xz -dc "),
+        (b"\x28\xb5\x2f\xfd", 0, "zstd", "zstd -dc "),
+        (b"BZh91AY&SY", 0, "bzip2", "bzip2 -dc "),
+        (b"conectix", (1 << 20) - 512, "VHD", "-f vpc "),
+    ];
+    for (magic, at, name, command) in heads {
+        let image = file(1 << 20);
+        std::os::unix::fs::FileExt::write_all_at(image.as_file(), magic, at as u64).unwrap();
+        let text = refused(&config(image.path()));
+        assert!(text.contains(&format!("is a {name} image")), "{text}");
+        assert!(text.contains(command), "{text}");
+        let mut raw = config(image.path());
+        raw.check_format = false;
+        assert!(Image::open(&raw).is_ok());
+    }
+    // What a guest puts on a raw disk is not another format.
+    for magic in [&b"LUKS\xba\xbe"[..], b"BZhello", b"\xeb\x63\x90"] {
+        let mut image = file(4096);
+        image.write_all(magic).unwrap();
+        assert!(Image::open(&config(image.path())).is_ok());
+    }
+}
+
+#[test]
+fn case_6_the_tail_of_an_odd_sized_image_is_not_exposed() {
+    let image = file(300_000_000);
+    let opened = Image::open(&config(image.path())).unwrap();
+    assert_eq!(opened.capacity_sectors(), 300_000_000 / 512);
+    drop(opened);
+    let mut large_blocks = config(image.path());
+    large_blocks.logical_block_size = 4096;
+    let opened = Image::open(&large_blocks).unwrap();
+    assert_eq!(opened.capacity_sectors(), 300_000_000 / 4096 * 8);
+}
+
+#[test]
+fn case_17_a_filesystem_with_large_blocks_does_not_change_the_logical_block() {
+    let image = file(1 << 20);
+    let opened = Image::open(&config(image.path())).unwrap();
+    assert_eq!(opened.logical_block_size, 512);
+}
+
+#[test]
+fn an_image_in_use_is_refused_and_its_user_named() {
+    let image = file(4096);
+    let first = Image::open(&config(image.path())).unwrap();
+    let text = refused(&config(image.path()));
+    let pid = std::process::id();
+    assert!(
+        text.contains(&format!("is in use by process {pid}")),
+        "{text}"
+    );
+    assert!(text.contains("locking=off"));
+    let mut readonly = config(image.path());
+    readonly.readonly = true;
+    assert!(refused(&readonly).contains("is in use"));
+    let mut unlocked = config(image.path());
+    unlocked.locking = false;
+    assert!(Image::open(&unlocked).is_ok());
+    drop(first);
+    // Readers share.
+    let reader = Image::open(&readonly).unwrap();
+    assert!(Image::open(&readonly).is_ok());
+    assert!(refused(&config(image.path())).contains("is in use"));
+    drop(reader);
+    assert!(Image::open(&config(image.path())).is_ok());
+}
+
+#[test]
+fn an_image_locked_by_another_process_is_refused_with_its_name() {
+    // A child that inherits a lock keeps it when this process has closed its descriptor.
+    let image = file(4096);
+    let holder = File::options()
+        .read(true)
+        .write(true)
+        .open(image.path())
+        .unwrap();
+    assert!(lock::lock(&holder, false).unwrap().is_ok());
+    let mut child = std::process::Command::new("sleep")
+        .arg("600")
+        .stdin(holder)
+        .spawn()
+        .unwrap();
+    let text = refused(&config(image.path()));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(
+        text.contains(&format!("process {} (sleep)", child.id())),
+        "{text}"
+    );
+    assert!(
+        Image::open(&config(image.path())).is_ok(),
+        "the lock went with it"
+    );
+}
+
+#[test]
+fn direct_io_is_taken_where_it_works_and_demanded_where_it_is_asked_for() {
+    let image = file(1 << 20);
+    let mut asked = config(image.path());
+    asked.direct = Some(false);
+    let buffered = Image::open(&asked).unwrap();
+    assert!(!buffered.direct());
+    assert_eq!(buffered.alignment(), Alignment::NONE);
+    drop(buffered);
+    asked.direct = Some(true);
+    match Image::open(&asked) {
+        Ok(image) => {
+            assert!(image.direct());
+            assert!(image.alignment().offset >= 512);
+        }
+        Err(error) => assert!(error.to_string().contains("direct=off"), "{error}"),
+    }
+    // procfs files know no O_DIRECT: by default that is no error.
+    let Err(error) = Image::open(&DiskConfig {
+        direct: Some(true),
+        readonly: true,
+        ..config("/proc/kcore")
+    }) else {
+        panic!("O_DIRECT on procfs");
+    };
+    assert!(!error.to_string().is_empty());
+}
+
+#[test]
+fn resizing_changes_files_within_reason() {
+    let image = file(1 << 20);
+    let opened = Image::open(&config(image.path())).unwrap();
+    assert_eq!(opened.resize(2 << 20).unwrap(), 4096);
+    assert_eq!(image.as_file().metadata().unwrap().len(), 2 << 20);
+    assert_eq!(opened.resize(512).unwrap(), 1);
+    for bytes in [0, 100, 513, u64::MAX, u64::MAX - 511] {
+        let text = opened.resize(bytes).unwrap_err().to_string();
+        assert!(text.starts_with(&format!("size={bytes}:")), "{text}");
+    }
+    drop(opened);
+    let readonly = Image::open(&DiskConfig {
+        readonly: true,
+        ..config(image.path())
+    })
+    .unwrap();
+    assert!(readonly.resize(1024).is_err(), "more than it has");
+}
