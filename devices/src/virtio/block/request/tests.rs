@@ -6,6 +6,9 @@ use crate::virtio::testing::{DriverQueue, INDIRECT, NEXT, ram};
 use proptest::prelude::*;
 use vm_memory::{Bytes, GuestAddress};
 
+/// Address, length, writable.
+type Buffers = Vec<(u64, u32, bool)>;
+
 const RAM: usize = 4 << 20;
 const TABLE: u64 = 0x4_0000;
 const BUFFERS: u64 = 0x10_0000;
@@ -49,7 +52,7 @@ fn malformed_requests_are_answered_where_there_is_a_status_byte() {
     let end = RAM as u64;
     let status = (BUFFERS, 1, true);
     let header = (BUFFERS + 0x1000, 16, false);
-    let io_errors: [(&str, Vec<(u64, u32, bool)>); 9] = [
+    let io_errors: [(&str, Buffers); 9] = [
         ("header too short", vec![(BUFFERS, 15, false), status]),
         ("no header", vec![status]),
         ("header outside", vec![(end, 16, false), status]),
@@ -80,7 +83,7 @@ fn malformed_requests_are_answered_where_there_is_a_status_byte() {
         let byte: u8 = mem.read_obj(GuestAddress(BUFFERS)).unwrap();
         assert_eq!(byte, 1, "{what}");
     }
-    let broken: [(&str, Vec<(u64, u32, bool)>); 6] = [
+    let broken: [(&str, Buffers); 6] = [
         ("no status", vec![header]),
         ("status not writable", vec![header, (BUFFERS, 1, false)]),
         ("status outside", vec![header, (end, 1, true)]),
