@@ -1,1 +1,21 @@
-//! Skeleton.
+//! Whole-VM tests: what a user does with `pollux`, with a stock Debian kernel and a Debian userland.
+//!
+//! ```text
+//! scenario/   what must hold, written once
+//! machine.rs  a VM as a scenario describes it, run by pollux or, beside it, by QEMU's microvm
+//! guest.rs    what the guest boots, and the script that it runs
+//! bed.rs      where that happens: on this host's KVM or in the nested lab
+//! lab.rs      the nested lab: an emulated machine with a real KVM, fed one scenario at a time
+//! session.rs  the test program's two sides: it reports results here and runs scenarios there
+//! lab/        scripts that make and start the lab; `lab/run` runs any command in it
+//! ```
+//!
+//! The test program `vm` is one binary. With hardware KVM it runs the scenarios itself; otherwise it
+//! starts the lab, has itself run there with `--serve`, and reports what comes back.
+
+pub mod bed;
+pub mod guest;
+pub mod lab;
+pub mod machine;
+pub mod scenario;
+pub mod session;
