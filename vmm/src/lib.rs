@@ -1,7 +1,10 @@
 //! The virtual machine: configuration, memory, vCPUs and their assembly. The `pollux` binary is a thin shell around it.
 
+pub mod check;
 pub mod config;
 pub mod logging;
+pub mod metrics;
 pub mod qmp;
 pub mod threads;
+pub mod top;
 pub mod vm;

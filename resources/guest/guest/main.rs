@@ -15,7 +15,6 @@ mod boot;
 mod cpu;
 mod exit;
 mod histogram;
-mod hostile;
 mod job;
 mod memory;
 mod options;

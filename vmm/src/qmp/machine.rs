@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use devices::virtio::block::BlockStats;
 use iothread::Remote;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -135,7 +136,7 @@ pub struct DiskView {
     /// A request failed on the host since the last `cont`, and the VM was stopped for it.
     pub io_status: IoStatus,
     /// What it has done.
-    pub stats: DiskStats,
+    pub stats: BlockStats,
 }
 
 /// Whether a disk's requests were stopped by an error.
@@ -149,34 +150,4 @@ pub enum IoStatus {
     Failed,
     /// Because the medium is full.
     Nospace,
-}
-
-/// Requests of one kind.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct RequestStats {
-    /// Finished well.
-    pub operations: u64,
-    /// Bytes moved by them.
-    pub bytes: u64,
-    /// Time from the request's arrival to its completion, summed, in nanoseconds.
-    pub total_time_ns: u64,
-    /// Failed on the host.
-    pub failed: u64,
-    /// Refused as invalid.
-    pub invalid: u64,
-}
-
-/// What a disk has done.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct DiskStats {
-    /// Reads.
-    pub read: RequestStats,
-    /// Writes and writes of zeroes.
-    pub write: RequestStats,
-    /// Flushes.
-    pub flush: RequestStats,
-    /// Discards.
-    pub unmap: RequestStats,
-    /// The end of the highest write, in bytes.
-    pub wr_highest_offset_bytes: u64,
 }

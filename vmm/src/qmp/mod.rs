@@ -18,9 +18,10 @@ pub mod machine;
 mod message;
 mod schema;
 mod server;
+pub mod session;
 mod socket;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 
 pub use commands::Monitor;
 pub use error::Error;

@@ -2,13 +2,13 @@
 
 use std::sync::Mutex;
 
+use devices::virtio::block::BlockStats;
 use iothread::{Context, ContextConfig, IoThread, IoThreadConfig, PollSettings};
 
 use super::error::Error;
 use super::event::{Event, ShutdownCause, Sink};
 use super::machine::{
-    Ability, DiskStats, DiskView, IoStatus, IoThreadView, MAIN_LOOP_ID, Machine, RequestStats,
-    RunState, Vcpu,
+    Ability, DiskView, IoStatus, IoThreadView, MAIN_LOOP_ID, Machine, RunState, Vcpu,
 };
 use crate::config::{self, Cache};
 
@@ -60,16 +60,14 @@ fn disk(id: &str, readonly: bool, queues: &[Option<&str>]) -> DiskView {
         size_bytes: 10 << 20,
         queues: queues.iter().map(|id| id.map(str::to_owned)).collect(),
         io_status: IoStatus::Ok,
-        stats: DiskStats {
-            read: RequestStats {
-                operations: 3,
-                bytes: 4096,
-                total_time_ns: 500,
-                failed: 2,
-                invalid: 1,
-            },
-            wr_highest_offset_bytes: 77,
-            ..DiskStats::default()
+        stats: BlockStats {
+            rd_operations: 3,
+            rd_bytes: 4096,
+            failed_rd_operations: 2,
+            zeroes_bytes: 512,
+            zeroes_operations: 1,
+            wr_highest_offset: 77,
+            ..BlockStats::default()
         },
     }
 }

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::super::error::Error;
 use super::super::message::VersionInfo;
 use super::{Empty, Monitor};
+use crate::metrics;
 
 /// Arguments of `qmp_capabilities`, which the connection itself answers.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -26,6 +27,7 @@ pub(super) fn register(monitor: &mut Monitor) {
     monitor.offer("query-version", query_version);
     monitor.offer("query-commands", query_commands);
     monitor.offer("query-qmp-schema", query_qmp_schema);
+    monitor.offer("x-query-metrics", x_query_metrics);
 }
 
 fn negotiated(_: &Monitor, _: Negotiation) -> Result<Empty, Error> {
@@ -58,4 +60,9 @@ fn query_qmp_schema(monitor: &Monitor, _: Empty) -> Result<Vec<Value>, Error> {
         .chain(events)
         .chain(monitor.types.describe())
         .collect())
+}
+
+/// All numbers in Prometheus' text format.
+fn x_query_metrics(monitor: &Monitor, _: Empty) -> Result<String, Error> {
+    Ok(metrics::render(&*monitor.machine))
 }

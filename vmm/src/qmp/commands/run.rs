@@ -6,6 +6,7 @@ use serde::Serialize;
 use super::super::error::Error;
 use super::super::machine::{Ability, RunState};
 use super::{Empty, Monitor};
+use crate::threads::thread_cpu_ns;
 
 #[derive(Debug, Serialize, JsonSchema)]
 struct StatusInfo {
@@ -29,6 +30,9 @@ struct CpuInfoFast {
     qom_path: String,
     thread_id: i32,
     props: CpuProperties,
+    /// CPU time of its thread: ours, QEMU does not tell it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cpu_ns: Option<u64>,
     target: &'static str,
 }
 
@@ -62,6 +66,7 @@ fn query_cpus_fast(monitor: &Monitor, _: Empty) -> Result<Vec<CpuInfoFast>, Erro
                 core_id: vcpu.index,
                 thread_id: 0,
             },
+            cpu_ns: thread_cpu_ns(vcpu.thread_id),
             target: std::env::consts::ARCH,
         })
         .collect())
