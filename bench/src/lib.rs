@@ -4,5 +4,8 @@
 //! bed (a guest on a VMM), [`cpu`] counts the VMM's threads meanwhile, [`stats`] condenses
 //! repetitions, [`report`] prints them.
 
+pub mod cpu;
 pub mod matrix;
+pub mod record;
+pub mod runner;
 pub mod stats;

@@ -44,7 +44,9 @@ impl Summary {
 
     /// The spread in percent of the median.
     pub fn spread_percent(&self) -> Option<f64> {
-        self.spread().filter(|_| self.median != 0.0).map(|s| 100.0 * s / self.median.abs())
+        self.spread()
+            .filter(|_| self.median != 0.0)
+            .map(|s| 100.0 * s / self.median.abs())
     }
 }
 
@@ -100,7 +102,10 @@ pub fn difference(base: &Summary, other: &Summary) -> Option<Difference> {
         (Some(_), Some(_)) => Verdict::Lower,
         _ => Verdict::Unknown,
     };
-    Some(Difference { percent: 100.0 * delta / base.median.abs(), verdict })
+    Some(Difference {
+        percent: 100.0 * delta / base.median.abs(),
+        verdict,
+    })
 }
 
 /// The ratio of two series measured turn by turn: of each round's pair, so that a drift of the
@@ -122,7 +127,10 @@ pub fn pareto_front(points: &[(f64, f64)]) -> Vec<usize> {
         .filter(|&i| points[i].0.is_finite() && points[i].1.is_finite())
         .collect();
     order.sort_by(|&a, &b| {
-        points[a].1.total_cmp(&points[b].1).then(points[b].0.total_cmp(&points[a].0))
+        points[a]
+            .1
+            .total_cmp(&points[b].1)
+            .then(points[b].0.total_cmp(&points[a].0))
     });
     let mut best = f64::NEG_INFINITY;
     order.retain(|&i| {
@@ -158,7 +166,16 @@ mod tests {
     #[test]
     fn the_cut_agrees_with_tables_of_the_sign_test() {
         // 1 − 2·P(Bin(n, ½) ≤ c) ≥ 0.9, from printed tables (confidence intervals of a median).
-        for (n, c) in [(1, 0), (5, 0), (7, 0), (8, 1), (10, 1), (11, 2), (20, 5), (30, 10)] {
+        for (n, c) in [
+            (1, 0),
+            (5, 0),
+            (7, 0),
+            (8, 1),
+            (10, 1),
+            (11, 2),
+            (20, 5),
+            (30, 10),
+        ] {
             assert_eq!(trimmed(n), c, "n = {n}");
         }
     }
@@ -179,7 +196,10 @@ mod tests {
         let base = [Some(100.0), Some(200.0), Some(400.0), None];
         let other = [Some(150.0), Some(300.0), Some(600.0), Some(1.0)];
         let ratio = paired_ratio(&base, &other).expect("pairs");
-        assert_eq!((ratio.count, ratio.median, ratio.spread()), (3, 1.5, Some(0.0)));
+        assert_eq!(
+            (ratio.count, ratio.median, ratio.spread()),
+            (3, 1.5, Some(0.0))
+        );
         assert_eq!(paired_ratio(&[Some(0.0)], &[Some(1.0)]), None);
     }
 

@@ -54,20 +54,36 @@ const RW: &[(&str, Rw)] = &[
     ("randrw", Rw::RandRw),
 ];
 const VMMS: &[(&str, Vmm)] = &[("pollux", Vmm::Pollux), ("qemu", Vmm::Qemu)];
-const ENGINES: &[(&str, Engine)] =
-    &[("io_uring", Engine::IoUring), ("native", Engine::Native), ("threads", Engine::Threads)];
+const ENGINES: &[(&str, Engine)] = &[
+    ("io_uring", Engine::IoUring),
+    ("native", Engine::Native),
+    ("threads", Engine::Threads),
+];
 const SWITCH: &[(&str, bool)] = &[("on", true), ("off", false)];
-const POLICIES: &[&str] = &["weighted", "per-handler", "context", "off", "always", "auto"];
+const POLICIES: &[&str] = &[
+    "weighted",
+    "per-handler",
+    "context",
+    "off",
+    "always",
+    "auto",
+];
 const MONITORS: &[&str] = &["auto", "io_uring", "epoll", "ppoll"];
 const IOENGINES: &[&str] = &["libaio", "io_uring", "psync", "sync"];
 const COMPLETIONS: &[&str] = &["interrupt", "poll"];
 
 fn pick<T: Copy>(table: &[(&str, T)], value: &str) -> Option<T> {
-    table.iter().find(|(name, _)| *name == value).map(|(_, v)| *v)
+    table
+        .iter()
+        .find(|(name, _)| *name == value)
+        .map(|(_, v)| *v)
 }
 
 fn name_of<T: PartialEq>(table: &[(&'static str, T)], value: &T) -> Option<String> {
-    table.iter().find(|(_, v)| v == value).map(|(name, _)| (*name).into())
+    table
+        .iter()
+        .find(|(_, v)| v == value)
+        .map(|(name, _)| (*name).into())
 }
 
 fn word(table: &[&str], value: &str) -> Option<String> {
@@ -191,7 +207,13 @@ pub static AXES: &[Axis] = &[
         takes: "0 (the main loop) to 64",
         set: |run, v| whole(v, 0, 64).map(|n| run.iothreads = n),
         get: |run| Some(run.iothreads.to_string()),
-        short: |v| if v == "0" { "main loop".into() } else { format!("{v} iothreads") },
+        short: |v| {
+            if v == "0" {
+                "main loop".into()
+            } else {
+                format!("{v} iothreads")
+            }
+        },
     },
     Axis {
         name: "queues",
@@ -236,7 +258,13 @@ pub static AXES: &[Axis] = &[
         takes: "on or off (O_DIRECT on the host)",
         set: |run, v| pick(SWITCH, v).map(|x| run.direct = Some(x)),
         get: |run| run.direct.and_then(|d| name_of(SWITCH, &d)),
-        short: |v| if v == "on" { "direct".into() } else { "cached".into() },
+        short: |v| {
+            if v == "on" {
+                "direct".into()
+            } else {
+                "cached".into()
+            }
+        },
     },
     Axis {
         name: "poll-policy",

@@ -44,9 +44,7 @@ impl Tool {
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum Error {
     /// A word without `=`.
-    #[error(
-        "matrix: `{0}` is not axis=value; write an axis with its values, such as bs=4k,8k"
-    )]
+    #[error("matrix: `{0}` is not axis=value; write an axis with its values, such as bs=4k,8k")]
     NotAPair(String),
     /// An axis that does not exist.
     #[error("matrix: there is no axis `{name}`{}; the axes of `{tool}` are {known}", hint(.near))]
@@ -87,7 +85,8 @@ pub enum Error {
 }
 
 fn hint(near: &Option<&'static str>) -> String {
-    near.map(|name| format!(" (did you mean `{name}`?)")).unwrap_or_default()
+    near.map(|name| format!(" (did you mean `{name}`?)"))
+        .unwrap_or_default()
 }
 
 /// Reads a matrix into its runs, in order, each once.
@@ -96,14 +95,18 @@ fn hint(near: &Option<&'static str>) -> String {
 pub fn parse<S: AsRef<str>>(words: &[S], tool: Tool) -> Result<Vec<Run>, Error> {
     let mut given: Vec<(&'static Axis, Vec<String>)> = Vec::new();
     for word in words.iter().flat_map(|w| w.as_ref().split_whitespace()) {
-        let (name, list) = word.split_once('=').ok_or_else(|| Error::NotAPair(word.into()))?;
+        let (name, list) = word
+            .split_once('=')
+            .ok_or_else(|| Error::NotAPair(word.into()))?;
         let axis = known_axis(name, tool)?;
         if given.iter().any(|(other, _)| other.name == axis.name) {
             return Err(Error::Twice(axis.name));
         }
         given.push((axis, values(axis, list)?));
     }
-    let count = given.iter().fold(1usize, |n, (_, v)| n.saturating_mul(v.len()));
+    let count = given
+        .iter()
+        .fold(1usize, |n, (_, v)| n.saturating_mul(v.len()));
     if count > MAX_RUNS {
         return Err(Error::TooMany(count));
     }
@@ -112,16 +115,18 @@ pub fn parse<S: AsRef<str>>(words: &[S], tool: Tool) -> Result<Vec<Run>, Error> 
 
 fn known_axis(name: &str, tool: Tool) -> Result<&'static Axis, Error> {
     let of_tool = || AXES.iter().filter(|a| a.tools.contains(&tool));
-    of_tool().find(|a| a.name == name).ok_or_else(|| Error::UnknownAxis {
-        name: name.into(),
-        near: of_tool()
-            .map(|a| (strsim::damerau_levenshtein(a.name, name), a.name))
-            .min()
-            .filter(|(distance, _)| *distance <= 3)
-            .map(|(_, near)| near),
-        tool: tool.name(),
-        known: of_tool().map(|a| a.name).collect::<Vec<_>>().join(", "),
-    })
+    of_tool()
+        .find(|a| a.name == name)
+        .ok_or_else(|| Error::UnknownAxis {
+            name: name.into(),
+            near: of_tool()
+                .map(|a| (strsim::damerau_levenshtein(a.name, name), a.name))
+                .min()
+                .filter(|(distance, _)| *distance <= 3)
+                .map(|(_, near)| near),
+            tool: tool.name(),
+            known: of_tool().map(|a| a.name).collect::<Vec<_>>().join(", "),
+        })
 }
 
 /// The values of one word, ranges written out, each checked against the axis.
@@ -140,7 +145,9 @@ fn values(axis: &'static Axis, list: &str) -> Result<Vec<String>, Error> {
                 let to: u64 = to.trim_start_matches('=').parse().map_err(|_| bad(item))?;
                 let length = to.checked_sub(from).ok_or_else(|| bad(item))?;
                 if length >= MAX_RUNS as u64 {
-                    return Err(Error::TooMany(usize::try_from(length).unwrap_or(usize::MAX)));
+                    return Err(Error::TooMany(
+                        usize::try_from(length).unwrap_or(usize::MAX),
+                    ));
                 }
                 (from..=to).map(|n| n.to_string()).collect()
             }
@@ -151,7 +158,10 @@ fn values(axis: &'static Axis, list: &str) -> Result<Vec<String>, Error> {
             // Compared as the axis understands them: 4k and 4096 are one value.
             let canonical = (axis.get)(&probe).unwrap_or_else(|| value.clone());
             if out.contains(&canonical) {
-                return Err(Error::ValueTwice { axis: axis.name, value });
+                return Err(Error::ValueTwice {
+                    axis: axis.name,
+                    value,
+                });
             }
             out.push(canonical);
         }

@@ -176,7 +176,10 @@ impl Run {
 
     /// The same run on another VMM, for a comparison turn by turn.
     pub fn on(&self, vmm: Vmm) -> Run {
-        let mut run = Run { vmm, ..self.clone() };
+        let mut run = Run {
+            vmm,
+            ..self.clone()
+        };
         run.drop_meaningless();
         run
     }
@@ -224,13 +227,22 @@ impl Layout {
                 .collect()
         };
         let names = |kinds: &[Kind]| -> Vec<&'static str> {
-            AXES.iter().filter(|a| kinds.contains(&a.kind)).map(|a| a.name).collect()
+            AXES.iter()
+                .filter(|a| kinds.contains(&a.kind))
+                .map(|a| a.name)
+                .collect()
         };
         let settings = varying(Kind::Setting);
         if settings.is_empty() {
-            Layout { named: varying(Kind::Placement), fixed: names(&[Kind::Load]) }
+            Layout {
+                named: varying(Kind::Placement),
+                fixed: names(&[Kind::Load]),
+            }
         } else {
-            Layout { named: settings, fixed: names(&[Kind::Load, Kind::Placement]) }
+            Layout {
+                named: settings,
+                fixed: names(&[Kind::Load, Kind::Placement]),
+            }
         }
     }
 
@@ -260,7 +272,10 @@ impl Layout {
         runs.iter()
             .enumerate()
             .map(|(i, run)| {
-                runs[..i].iter().position(|first| self.comparable(first, run)).unwrap_or(i)
+                runs[..i]
+                    .iter()
+                    .position(|first| self.comparable(first, run))
+                    .unwrap_or(i)
             })
             .collect()
     }

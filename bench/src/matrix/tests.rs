@@ -12,7 +12,10 @@ fn message(text: &str, tool: Tool) -> String {
 
 #[test]
 fn nothing_said_is_one_run_of_defaults() {
-    assert_eq!(parse::<&str>(&[], Tool::Guest).expect("empty"), vec![Run::default()]);
+    assert_eq!(
+        parse::<&str>(&[], Tool::Guest).expect("empty"),
+        vec![Run::default()]
+    );
 }
 
 #[test]
@@ -41,7 +44,10 @@ fn words_may_come_as_one_argument_or_many() {
 
 #[test]
 fn ranges_are_written_out() {
-    let weights: Vec<_> = runs("poll-weight=1..5").iter().map(|r| r.poll_weight).collect();
+    let weights: Vec<_> = runs("poll-weight=1..5")
+        .iter()
+        .map(|r| r.poll_weight)
+        .collect();
     assert_eq!(weights, (1..=5).map(Some).collect::<Vec<_>>());
 }
 
@@ -50,8 +56,14 @@ fn an_axis_without_meaning_makes_no_further_runs() {
     let list = runs("poll-policy=context,per-handler,weighted poll-weight=1..5");
     assert_eq!(list.len(), 7);
     assert_eq!(runs("iothreads=0,1 poll-max-ns=0,32768").len(), 3);
-    assert_eq!(runs("vmm=pollux,qemu poll-policy=weighted,context").len(), 3);
-    assert_eq!(runs("poll-policy=off poll-max-ns=1,2 poll-grow=2,4").len(), 1);
+    assert_eq!(
+        runs("vmm=pollux,qemu poll-policy=weighted,context").len(),
+        3
+    );
+    assert_eq!(
+        runs("poll-policy=off poll-max-ns=1,2 poll-grow=2,4").len(),
+        1
+    );
 }
 
 #[test]
@@ -99,7 +111,17 @@ fn a_run_is_named_by_the_settings_that_vary() {
     let list = runs("poll-policy=context,weighted poll-weight=2,3 iodepth=1,8");
     let layout = Layout::of(&list);
     let names: Vec<_> = list.iter().map(|r| layout.name(r)).collect();
-    assert_eq!(names, ["context", "context", "weighted w2", "weighted w2", "weighted w3", "weighted w3"]);
+    assert_eq!(
+        names,
+        [
+            "context",
+            "context",
+            "weighted w2",
+            "weighted w2",
+            "weighted w3",
+            "weighted w3"
+        ]
+    );
     let refs: Vec<_> = list.iter().collect();
     assert_eq!(layout.baselines(&refs), [0, 1, 0, 1, 0, 1]);
 }
@@ -122,17 +144,30 @@ fn a_single_run_bears_the_vmm() {
 #[test]
 fn loads_share_a_vm_and_settings_do_not() {
     let a = Run::default();
-    let load = Run { iodepth: 32, rw: Rw::Write, ..a.clone() };
-    let setting = Run { poll_weight: Some(2), ..a.clone() };
+    let load = Run {
+        iodepth: 32,
+        rw: Rw::Write,
+        ..a.clone()
+    };
+    let setting = Run {
+        poll_weight: Some(2),
+        ..a.clone()
+    };
     assert!(a.same_vm(&load));
     assert!(!a.same_vm(&setting));
-    assert!(!a.same_vm(&Run { queues: 2, ..a.clone() }));
+    assert!(!a.same_vm(&Run {
+        queues: 2,
+        ..a.clone()
+    }));
 }
 
 /// Words of one axis with some of its values.
 fn a_word() -> impl Strategy<Value = (usize, Vec<&'static str>)> {
     let table: Vec<(&str, Vec<&str>)> = vec![
-        ("rw", vec!["read", "write", "randread", "randwrite", "rw", "randrw"]),
+        (
+            "rw",
+            vec!["read", "write", "randread", "randwrite", "rw", "randrw"],
+        ),
         ("bs", vec!["512", "4k", "1M", "1536"]),
         ("iodepth", vec!["1", "8", "1024"]),
         ("numjobs", vec!["1", "4"]),
@@ -147,7 +182,10 @@ fn a_word() -> impl Strategy<Value = (usize, Vec<&'static str>)> {
         let (name, values) = table[i].clone();
         let index = AXES.iter().position(|a| a.name == name).expect("an axis");
         let count = values.len();
-        (Just(index), proptest::sample::subsequence(values, 1..=count))
+        (
+            Just(index),
+            proptest::sample::subsequence(values, 1..=count),
+        )
     })
 }
 
