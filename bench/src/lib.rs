@@ -7,5 +7,7 @@
 pub mod cpu;
 pub mod matrix;
 pub mod record;
+pub mod report;
 pub mod runner;
 pub mod stats;
+pub mod vm;

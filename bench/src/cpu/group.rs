@@ -12,7 +12,7 @@ pub enum Group {
     Main,
     /// An iothread: `IO <id>`, in Pollux and in QEMU.
     Iothread(String),
-    /// A vCPU: `vcpu<N>` in Pollux, `CPU <N>/KVM` in QEMU.
+    /// A vCPU: `vcpu<N>` in Pollux, `CPU <N>/KVM` (or another accelerator) in QEMU.
     Vcpu(u32),
     /// Worker threads of io_uring: `iou-wrk-*` and `iou-sqp-*`.
     KernelIo,
@@ -36,7 +36,8 @@ impl Group {
         }
         let number = name.strip_prefix("vcpu").or_else(|| {
             name.strip_prefix("CPU ")
-                .and_then(|rest| rest.strip_suffix("/KVM"))
+                .and_then(|rest| rest.split_once('/'))
+                .map(|(number, _)| number)
         });
         match number.and_then(|n| n.parse().ok()) {
             Some(index) => Group::Vcpu(index),

@@ -109,7 +109,8 @@ fn threads_are_grouped_by_name() {
         ("iou-wrk-1234", false, "iou-wrk"),
         ("iou-sqp-1234", false, "iou-wrk"),
         ("vcpux", false, "other"),
-        ("CPU 1/TCG", false, "other"),
+        ("CPU 1/TCG", false, "vcpu1"),
+        ("CPU x/KVM", false, "other"),
         ("worker", false, "other"),
         ("vcpu0", true, "main"),
     ] {

@@ -247,8 +247,8 @@ pub static AXES: &[Axis] = &[
         kind: Kind::Setting,
         tools: BOTH,
         takes: "io_uring, native (Linux AIO) or threads",
-        set: |run, v| pick(ENGINES, v).map(|x| run.engine = Some(x)),
-        get: |run| run.engine.and_then(|e| name_of(ENGINES, &e)),
+        set: |run, v| pick(ENGINES, v).map(|x| run.engine = x),
+        get: |run| name_of(ENGINES, &run.engine),
         short: as_is,
     },
     Axis {
@@ -256,8 +256,8 @@ pub static AXES: &[Axis] = &[
         kind: Kind::Setting,
         tools: BOTH,
         takes: "on or off (O_DIRECT on the host)",
-        set: |run, v| pick(SWITCH, v).map(|x| run.direct = Some(x)),
-        get: |run| run.direct.and_then(|d| name_of(SWITCH, &d)),
+        set: |run, v| pick(SWITCH, v).map(|x| run.direct = x),
+        get: |run| name_of(SWITCH, &run.direct),
         short: |v| {
             if v == "on" {
                 "direct".into()

@@ -77,12 +77,10 @@ pub struct Run {
 
     /// The VMM.
     pub vmm: Vmm,
-    /// Disk engine.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub engine: Option<Engine>,
-    /// O_DIRECT.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub direct: Option<bool>,
+    /// Disk engine. Never left to the VMM: the defaults of VMMs differ.
+    pub engine: Engine,
+    /// O_DIRECT. Never left to the VMM: the defaults of VMMs differ.
+    pub direct: bool,
     /// The iothread's poll-policy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub poll_policy: Option<String>,
@@ -124,8 +122,8 @@ impl Default for Run {
             queues: 1,
             vcpus: 1,
             vmm: Vmm::Pollux,
-            engine: None,
-            direct: None,
+            engine: Engine::IoUring,
+            direct: false,
             poll_policy: None,
             poll_weight: None,
             poll_max_ns: None,
