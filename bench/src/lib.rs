@@ -1,11 +1,16 @@
 //! Measures how many I/Os a second a VMM's disks give, and what they cost in CPU.
 //!
-//! The data's path: [`matrix`] says which runs there are, [`runner`] takes them in turns on a
-//! bed (a guest on a VMM), [`cpu`] counts the VMM's threads meanwhile, [`stats`] condenses
-//! repetitions, [`report`] prints them.
+//! The data's path: [`matrix`] says which runs there are; [`runner`] takes them in turns on a
+//! bed, a guest on a VMM ([`fio`], on machines of [`vm`] with the files of [`disks`]); [`cpu`]
+//! counts the VMM's threads meanwhile; [`record`] keeps it; [`stats`] condenses repetitions;
+//! [`report`] prints them. [`cli`] ties it together.
 
+pub mod cli;
 pub mod cpu;
+pub mod disks;
+pub mod fio;
 pub mod matrix;
+pub mod progress;
 pub mod record;
 pub mod report;
 pub mod runner;

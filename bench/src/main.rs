@@ -1,3 +1,15 @@
-//! Skeleton.
+//! `pollux-bench`: IOPS against CPU.
 
-fn main() {}
+use std::process::ExitCode;
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    match bench::cli::run(bench::cli::Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("pollux-bench: {error}");
+            ExitCode::from(error.status())
+        }
+    }
+}

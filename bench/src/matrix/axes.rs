@@ -111,7 +111,7 @@ pub(crate) fn bytes(value: &str) -> Option<u64> {
 /// The shortest way to write a size.
 pub(crate) fn size_text(bytes: u64) -> String {
     for (shift, unit) in [(40, "T"), (30, "G"), (20, "M"), (10, "k")] {
-        if bytes != 0 && bytes % (1 << shift) == 0 {
+        if bytes != 0 && bytes.is_multiple_of(1 << shift) {
             return format!("{}{unit}", bytes >> shift);
         }
     }

@@ -15,6 +15,7 @@ mod run;
 mod tests;
 
 pub use axes::{AXES, Axis, Kind, axis};
+pub(crate) use axes::{bytes, size_text};
 pub use run::{Engine, Layout, Run, Rw, Vmm};
 
 /// The most runs that a matrix may have: beyond it a mistyped axis is more likely than a plan.

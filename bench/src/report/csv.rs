@@ -71,9 +71,11 @@ pub fn csv(results: &Results) -> Result<Vec<u8>, ::csv::Error> {
                 AXES.iter()
                     .map(|axis| (axis.get)(row.run()).unwrap_or_default()),
             );
-            cells.extend(FIGURES.iter().map(|(_, figure)| {
-                figure(measurement).map_or(String::new(), |value| short_number(value))
-            }));
+            cells.extend(
+                FIGURES
+                    .iter()
+                    .map(|(_, figure)| figure(measurement).map_or(String::new(), short_number)),
+            );
             writer.write_record(&cells)?;
         }
     }

@@ -8,10 +8,12 @@ use crate::matrix::{Engine, Run};
 pub(super) fn arguments(programs: &Programs, machine: &Machine, run: &Run) -> Vec<String> {
     // Linux distributions' kernels find virtio-mmio devices by ACPI only; the embedded guest
     // takes them from the command line, and needs no firmware.
-    let (acpi, second_ioapic) = if machine.linux {
-        ("on", ",ioapic2=on")
+    let acpi = if machine.linux { "on" } else { "off" };
+    // One I/O APIC has room for 8 devices, two for 24.
+    let more = if machine.disks.len() > 8 {
+        ",ioapic2=on"
     } else {
-        ("off", "")
+        ",ioapic2=off"
     };
     let mut list: Vec<String> = Vec::new();
     if let Some(directory) = &programs.qemu_firmware {
@@ -42,7 +44,7 @@ pub(super) fn arguments(programs: &Programs, machine: &Machine, run: &Run) -> Ve
     list.extend(fixed.map(String::from));
     list.extend([
         "-M".into(),
-        format!("microvm,acpi={acpi},pic=off,pit=off,rtc=off{second_ioapic}"),
+        format!("microvm,acpi={acpi},pic=off,pit=off,rtc=off{more}"),
         "-accel".into(),
         programs.qemu_accel.clone(),
     ]);
@@ -83,6 +85,8 @@ pub(super) fn arguments(programs: &Programs, machine: &Machine, run: &Run) -> Ve
         list.extend(["-blockdev".into(), blockdev.to_string()]);
         let mut device = json!({
             "driver": "virtio-blk-device",
+            // The machine announces its buses from the last to the first.
+            "bus": format!("virtio-mmio-bus.{}", machine.disks.len() - 1 - index),
             "drive": node,
             "serial": disk.serial,
         });

@@ -1,0 +1,164 @@
+//! The command line of `pollux-bench`.
+
+mod fio;
+mod measure;
+#[cfg(test)]
+mod tests;
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::matrix::AXES;
+
+/// Measures how many I/Os a second a VMM's disks give, and what they cost in CPU.
+#[derive(Debug, Parser)]
+#[command(name = "pollux-bench", version)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run fio in a Linux guest over a matrix of loads and settings
+    Fio(Box<fio::FioArgs>),
+    /// Print the report of a result file again
+    Report {
+        /// Written by --json
+        #[arg(value_name = "RESULT.json")]
+        result: PathBuf,
+        /// Write every measurement as CSV
+        #[arg(long, value_name = "FILE")]
+        csv: Option<PathBuf>,
+    },
+}
+
+/// How it ended, for the exit status.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The command line asks for what cannot be. Status 2.
+    #[error("{0}")]
+    Usage(String),
+    /// It did not succeed. Status 1.
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl Error {
+    /// The exit status.
+    pub fn status(&self) -> u8 {
+        match self {
+            Error::Usage(_) => 2,
+            Error::Failed(_) => 1,
+        }
+    }
+}
+
+impl From<crate::record::Error> for Error {
+    fn from(error: crate::record::Error) -> Error {
+        match error {
+            crate::record::Error::Write { .. } => Error::Failed(error.to_string()),
+            other => Error::Usage(other.to_string()),
+        }
+    }
+}
+
+/// Does what the command line says.
+pub fn run(cli: Cli) -> Result<(), Error> {
+    match cli.command {
+        Command::Fio(args) => fio::run(*args),
+        Command::Report { result, csv } => {
+            let results = crate::record::Results::load(&result)?;
+            print!("{}", crate::report::text(&results));
+            measure::write_csv(&results, csv.as_deref())
+        }
+    }
+}
+
+/// What every load takes.
+#[derive(Clone, Debug, Args)]
+pub struct Common {
+    /// axis=value[,value…] words; all axes are listed at the end of this help
+    #[arg(value_name = "MATRIX")]
+    matrix: Vec<String>,
+
+    /// Measure every run on this VMM too, turn by turn, and compare with it
+    #[arg(long, value_name = "VMM")]
+    peer: Option<Peer>,
+
+    /// Warm-up rounds, which do not count
+    #[arg(long, value_name = "N")]
+    warm_up: Option<usize>,
+
+    /// Counted rounds; from 5 on the spread holds the median with 90 % confidence
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    repeat: Option<u16>,
+
+    /// Size of each file that is made for the measurement
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = size)]
+    size: u64,
+
+    /// Where files are made [default: the temporary directory]
+    #[arg(long, value_name = "DIR")]
+    directory: Option<PathBuf>,
+
+    /// Load this file or block device instead of files made for it; once for each disk
+    #[arg(long, value_name = "FILE")]
+    file: Vec<PathBuf>,
+
+    /// Allow writing loads on --file
+    #[arg(long)]
+    destroy_data: bool,
+
+    /// The VMM under test [default: beside this program, else on PATH]
+    #[arg(long, value_name = "FILE")]
+    pollux: Option<PathBuf>,
+
+    /// QEMU
+    #[arg(long, value_name = "FILE", default_value = "qemu-system-x86_64")]
+    qemu: PathBuf,
+
+    /// QEMU's accelerator
+    #[arg(long, value_name = "NAME", default_value = "kvm")]
+    qemu_accel: String,
+
+    /// QEMU's directory of firmware
+    #[arg(long, value_name = "DIR")]
+    qemu_firmware: Option<PathBuf>,
+
+    /// Keep everything measured, for `report` and --resume
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+
+    /// Write every measurement as CSV
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+
+    /// Go on with a result that was interrupted: its matrix and rounds are used; repeat the
+    /// other options
+    #[arg(long, value_name = "RESULT.json", conflicts_with_all = ["matrix", "peer", "repeat"])]
+    resume: Option<PathBuf>,
+}
+
+/// Whom to compare with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Peer {
+    /// QEMU's microvm machine
+    Qemu,
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    crate::matrix::bytes(text)
+        .filter(|bytes| *bytes >= 1 << 20 && bytes % 4096 == 0)
+        .ok_or_else(|| "give a multiple of 4k of at least 1M, such as 256M".into())
+}
+
+/// The axes of a load, for its help.
+fn axes_help(tool: crate::matrix::Tool) -> String {
+    let mut text = String::from("Axes of the matrix (1..5 is 1,2,3,4,5):\n");
+    for axis in AXES.iter().filter(|a| a.tools.contains(&tool)) {
+        text += &format!("  {:<17} {}\n", axis.name, axis.takes);
+    }
+    text
+}
