@@ -46,6 +46,9 @@ static OPTIONS: Shared<Options<'static>> = Shared::new(Options::EMPTY);
 extern "C" fn guest_main(info: u32, protocol: u32) -> ! {
     cpu::fill_idt();
     text::init();
+    // The interrupts of the old PIC, where there is one, would come besides those of the I/O APIC.
+    cpu::out8(0x21, 0xff);
+    cpu::out8(0xa1, 0xff);
     let boot = memory::init(u64::from(info), protocol);
     let acpi = acpi::read(boot.rsdp);
     let options = OPTIONS.get();
