@@ -206,6 +206,7 @@ service:
     jnz 2f
     sti
     hlt
+    iretq                           // woken without an interrupt: the caller looks again
 2:  dec eax
     jnz 2f
     mov dword ptr [rdi], esi        // 1: store 32 bits (a notification)

@@ -71,7 +71,7 @@ pub fn wait() {
     unsafe { service!(0, _, inout("edx") 0 => _, out("ecx") _,) }
 }
 
-/// Stores 32 bits from CPL 0, where a notification costs less on a machine that interprets CPL 0.
+/// Stores 32 bits from CPL 0.
 #[inline(always)]
 pub fn store32(addr: Addr, value: u32) {
     // SAFETY: as `phys::write32`.

@@ -54,6 +54,8 @@ fn end(status: u8) -> ! {
     } else if kind == Exit::Panic as u32 {
         const PANICKED: u8 = 1;
         write(PANICKED);
+        // As Linux without panic=: it reports, and goes no further.
+        cpu::halt();
     }
     // A power-off may take a moment to strike; when nothing ends the guest, a triple fault does.
     cpu::spin_ns(200_000_000);

@@ -4,7 +4,6 @@ use crate::boot::MAX_CPUS;
 use crate::cpu;
 use crate::histogram::Histogram;
 use crate::memory;
-use crate::options;
 use crate::options::{Job, Kind, MAX_DISKS, Verify};
 use crate::phys::Addr;
 use crate::text::{self, Json};
@@ -12,6 +11,7 @@ use crate::tracker;
 use crate::unit::{Counters, Region, SECTOR_BYTES, Unit};
 use crate::virtio::{self, Disk};
 use crate::worker::{self, TICK_NS, Worker};
+use crate::{hostile, options};
 use core::sync::atomic::Ordering;
 
 /// Runs all jobs, `cpus` CPUs being there. Returns how many failed.
@@ -66,7 +66,7 @@ fn run_step(jobs: &[Job], number: usize, cpus: usize) -> usize {
     }
     worker::run(0);
     for job in jobs.iter().filter(|job| !job.kind.is_io()) {
-        run_other(job);
+        failed += usize::from(!run_other(job));
     }
     cpu::start_tick(TICK_NS);
     for slot in 1..cpus {
@@ -382,9 +382,10 @@ fn report(job: &Job, number: usize) -> bool {
 }
 
 /// Jobs of other kinds, on the first CPU.
-fn run_other(job: &Job) {
+fn run_other(job: &Job) -> bool {
     match job.kind {
         Kind::Echo => echo(job),
+        Kind::Hostile => return hostile::run(job),
         Kind::Sleep => {
             cpu::start_tick(TICK_NS);
             let end = cpu::tsc() + cpu::ns_to_ticks(job.runtime_ns);
@@ -403,6 +404,7 @@ fn run_other(job: &Job) {
             json.print();
         }
     }
+    true
 }
 
 /// Reads a line from the console and prints it. By interrupts, or by looking at the port.

@@ -15,6 +15,7 @@ mod boot;
 mod cpu;
 mod exit;
 mod histogram;
+mod hostile;
 mod job;
 mod memory;
 mod options;

@@ -179,6 +179,14 @@ pub fn alloc(len: u64, align: u64, high: bool) -> Option<Addr> {
     None
 }
 
+/// The first address after the piece of RAM that `addr` is in.
+pub fn end_of_ram_at(addr: Addr) -> Addr {
+    let ram = &RAM.get()[..*RAM_LEN.get()];
+    ram.iter()
+        .find(|(start, end)| (*start..*end).contains(&addr))
+        .map_or(0, |&(_, end)| end)
+}
+
 /// The state of the allocator, to go back to.
 pub fn mark() -> [Addr; 2] {
     *FREE.get()

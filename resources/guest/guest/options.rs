@@ -6,7 +6,7 @@
 //!
 //! | key | values | default |
 //! |---|---|---|
-//! | `rw` | `read` `write` `randread` `randwrite` `rw` `randrw` `verify` `flush` `discard` `writezeroes` `getid` `echo` `sleep` `none` | `randread` |
+//! | `rw` | `read` `write` `randread` `randwrite` `rw` `randrw` `verify` `flush` `discard` `writezeroes` `getid` `notify` `echo` `sleep` `none` | `randread` |
 //! | `bs` | bytes of one request, `k` `m` `g` | 4k |
 //! | `iodepth` | requests in flight in each queue | 1 |
 //! | `ios` | requests of the job | once through the region |
@@ -19,7 +19,7 @@
 //! | `numjobs` | CPUs that share the job's queues | as many as useful |
 //! | `cpu` | first of these CPUs | next free one |
 //! | `completion` | `irq` (halt until an interrupt) `poll` (look at the used ring) | `irq` |
-//! | `kick` | `user` (CPL 3) `kernel` (CPL 0) | `kernel` |
+//! | `kick` | `user`: notify from CPL 3; `kernel`: from CPL 0 | `user` |
 //! | `event_idx`, `indirect` | whether the feature is accepted | on |
 //! | `segs` | data segments a request | 1 |
 //! | `cut` | `even`, or `odd`: at any byte, header and status cut or merged too | `even` |
@@ -34,6 +34,7 @@
 //! | `unmap` | UNMAP flag of write zeroes | off |
 //! | `timeout` | longest wait for any completion | 10s |
 //! | `seed` | of the random numbers | 1 |
+//! | `hostile` | a case of `hostile/cases.rs`, on the first of the disks; `list` prints them | |
 //!
 //! For the whole guest: `exit=acpi|debug|reset|triple|halt|panic` with `exit_register=` and
 //! `exit_value=`, `cpus=` (how many to start, all if absent), `tsc_hz=`, `pci=off|cf8|ecam`, `ecam=`,
@@ -59,9 +60,12 @@ pub enum Kind {
     Discard,
     WriteZeroes,
     GetId,
+    /// Notifications without requests; their latency is what one costs the guest.
+    Notify,
     Echo,
     Sleep,
     None,
+    Hostile,
 }
 
 impl Kind {
@@ -83,15 +87,17 @@ impl Kind {
             Kind::Discard => b"discard",
             Kind::WriteZeroes => b"writezeroes",
             Kind::GetId => b"getid",
+            Kind::Notify => b"notify",
             Kind::Echo => b"echo",
             Kind::Sleep => b"sleep",
             Kind::None => b"none",
+            Kind::Hostile => b"hostile",
         }
     }
 
     /// Whether it drives disks by the worker's loop.
     pub fn is_io(self) -> bool {
-        !matches!(self, Kind::Echo | Kind::Sleep | Kind::None)
+        !matches!(self, Kind::Echo | Kind::Sleep | Kind::None | Kind::Hostile)
     }
 }
 
@@ -175,6 +181,7 @@ pub struct Job<'a> {
     pub unmap: bool,
     pub timeout_ns: u64,
     pub seed: u64,
+    pub hostile: &'a [u8],
 }
 
 impl Job<'_> {
@@ -195,7 +202,7 @@ impl Job<'_> {
         workers: 0,
         cpu: None,
         poll: false,
-        kick_at_cpl0: true,
+        kick_at_cpl0: false,
         event_idx: true,
         indirect: true,
         segments: 1,
@@ -212,6 +219,7 @@ impl Job<'_> {
         unmap: false,
         timeout_ns: 10_000_000_000,
         seed: 1,
+        hostile: b"",
     };
 }
 
@@ -383,6 +391,7 @@ fn job_token<'a>(job: &mut Job<'a>, key: &[u8], value: &'a [u8]) -> Result<bool,
                 b"discard" => Kind::Discard,
                 b"writezeroes" => Kind::WriteZeroes,
                 b"getid" => Kind::GetId,
+                b"notify" => Kind::Notify,
                 b"echo" => Kind::Echo,
                 b"sleep" => Kind::Sleep,
                 b"none" => Kind::None,
@@ -447,6 +456,10 @@ fn job_token<'a>(job: &mut Job<'a>, key: &[u8], value: &'a [u8]) -> Result<bool,
         b"unmap" => job.unmap = on_off(value)?,
         b"timeout" => job.timeout_ns = time_ns(value, 1_000_000_000)?,
         b"seed" => job.seed = number(value)?,
+        b"hostile" => {
+            job.kind = Kind::Hostile;
+            job.hostile = value;
+        }
         _ => return Ok(false),
     }
     Ok(true)
@@ -557,83 +570,5 @@ fn mmio_device(text: &[u8]) -> Option<MmioDevice> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn parse(text: &str) -> Result<Options<'_>, Error<'_>> {
-        let mut options = Options::EMPTY;
-        options.parse(text.as_bytes())?;
-        Ok(options)
-    }
-
-    #[test]
-    fn defaults_come_first_and_jobs_follow() {
-        let text =
-            "bs=8k iodepth=32 job=a rw=randread job=b rw=write bs=64k and=c disk=0,2-3 job=d";
-        let options = parse(text).unwrap();
-        let jobs = options.jobs();
-        assert_eq!(jobs.len(), 4);
-        assert_eq!(
-            jobs.iter()
-                .map(|j| (j.step, j.block_bytes, j.depth))
-                .collect::<Vec<_>>(),
-            [(0, 8192, 32), (1, 65536, 32), (1, 8192, 32), (2, 8192, 32)]
-        );
-        let disks: Vec<_> = (0..MAX_DISKS)
-            .filter(|&d| jobs[2].disks.contains(d))
-            .collect();
-        assert_eq!(disks, [0, 2, 3]);
-        assert!(jobs[3].disks.contains(255));
-    }
-
-    #[test]
-    fn sizes_times_and_ways_to_verify() {
-        let options =
-            parse("job=x ios=0x10 size=1m runtime=250ms thinktime=7 verify=gen:3 ").unwrap();
-        let job = options.jobs()[0];
-        assert_eq!((job.ios, job.size), (16, 1 << 20));
-        assert_eq!((job.runtime_ns, job.think_ns), (250_000_000, 7000));
-        assert_eq!(job.verify, Verify::Generation(3));
-    }
-
-    #[test]
-    fn devices_of_the_command_line() {
-        let options =
-            parse("virtio_mmio.device=512@0xfeb00e00:12 virtio_mmio.device=4K@0xd0000000:5")
-                .unwrap();
-        assert_eq!(
-            options.mmio[..options.mmio_count],
-            [
-                MmioDevice {
-                    base: 0xfeb0_0e00,
-                    irq: 12
-                },
-                MmioDevice {
-                    base: 0xd000_0000,
-                    irq: 5
-                }
-            ]
-        );
-    }
-
-    #[test]
-    fn words_meant_for_linux_are_ignored_and_others_refused() {
-        assert!(parse("console=ttyS0 root=/dev/vda rw quiet i8042.noaux=1 job=a").is_ok());
-        for (text, token) in [
-            ("job=a iodepht=3", "iodepht=3"),
-            ("bs=0", "bs=0"),
-            ("runtime=3h", "runtime=3h"),
-            ("disk=3-1", "disk=3-1"),
-            ("disk=256", "disk=256"),
-            ("ios=18446744073709551616", "ios=18446744073709551616"),
-            ("size=17179869185g", "size=17179869185g"),
-            ("exit=bang", "exit=bang"),
-            ("virtio_mmio.device=1", "virtio_mmio.device=1"),
-        ] {
-            let error = parse(text).err().unwrap();
-            assert_eq!(error.token, token.as_bytes(), "{text}");
-        }
-        assert!(parse(&"job=a ".repeat(MAX_JOBS)).is_ok());
-        assert!(parse(&"job=a ".repeat(MAX_JOBS + 1)).is_err());
-    }
-}
+#[path = "options/tests.rs"] // As this file is also part of the library's tests.
+mod tests;

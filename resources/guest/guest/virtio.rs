@@ -12,6 +12,7 @@ pub const ACKNOWLEDGE: u8 = 1;
 pub const DRIVER: u8 = 2;
 pub const DRIVER_OK: u8 = 4;
 pub const FEATURES_OK: u8 = 8;
+pub const NEEDS_RESET: u8 = 64;
 
 /// Feature bits.
 pub const F_SEG_MAX: u64 = 1 << 2;
@@ -152,6 +153,11 @@ pub struct Doorbell {
 }
 
 impl Doorbell {
+    /// The same register with another queue's number.
+    pub fn with_value(self, value: u32) -> Doorbell {
+        Doorbell { value, ..self }
+    }
+
     #[inline(always)]
     pub fn ring(&self) {
         match (self.wide, self.from_cpl0) {
@@ -437,6 +443,28 @@ impl Disk {
                     from_cpl0,
                 }
             }
+        }
+    }
+
+    /// Accesses of odd sizes to odd places of the registers: all must be harmless.
+    pub fn poke_registers(&self) {
+        let (base, len) = match self.transport {
+            Transport::Mmio { base, .. } => (base, 0x200),
+            Transport::Pci { common, .. } => (common, 64),
+        };
+        // Reads only: a write may mean something.
+        for at in base..base + len {
+            phys::read8(at);
+        }
+        for at in (base..base + len - 8).step_by(2) {
+            phys::read16(at);
+        }
+        for at in (base..base + len - 8).step_by(8) {
+            phys::read64(at);
+        }
+        let config = self.config_addr(0);
+        for at in (config..config + 0x100).step_by(4) {
+            phys::write32(at, u32::MAX);
         }
     }
 

@@ -78,6 +78,12 @@ impl Worker {
         let timeout = cpu::ns_to_ticks(self.timeout_ns);
         let mut last_progress = now;
         for unit in self.units.iter_mut() {
+            while unit.is_notifier() && unit.submitted < unit.target && cpu::tsc() < stop {
+                unit.notify(&mut self.latencies);
+            }
+            if unit.is_notifier() {
+                unit.target = unit.submitted;
+            }
             unit.submit(now);
         }
         loop {
@@ -135,7 +141,7 @@ impl Worker {
                 self.wait(now);
             }
         }
-        self.ended = now;
+        self.ended = cpu::tsc();
     }
 
     /// Halts until an interrupt, unless a completion has come meanwhile.

@@ -5,6 +5,7 @@
 //! command line. [`pattern`] is what it writes when told to verify, for those who look at a disk from
 //! outside.
 
+mod bzimage;
 pub mod pattern;
 
 #[cfg(has_guest)]
@@ -16,6 +17,17 @@ static ELF: Option<&[u8]> = None;
 /// boot protocol. `None` on processors that the guest is not written for.
 pub fn elf() -> Option<&'static [u8]> {
     ELF
+}
+
+/// The guest wrapped as a Linux bzImage (the "Linux/x86 boot protocol", version 2.12), for loaders of
+/// those. It has the 64-bit entry only; its real-mode part is a header without code.
+pub fn bzimage() -> Option<Vec<u8>> {
+    elf().map(bzimage::wrap)
+}
+
+/// The guest without its PVH note, so that a loader takes the ELF entry and Linux' 64-bit protocol.
+pub fn elf_without_note() -> Option<Vec<u8>> {
+    elf().map(bzimage::without_note)
 }
 
 // The parts of the guest that need no machine are tested here; and this is how `cargo fmt` finds it.
