@@ -14,6 +14,15 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let args = match cli.command {
         Some(Command::Run(args)) => *args,
+        Some(Command::Guest(command)) => {
+            return match vmm::guest::run(&command) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => {
+                    say(&error.to_string());
+                    ExitCode::FAILURE
+                }
+            };
+        }
         None => cli.run,
     };
     match run(&args) {

@@ -30,6 +30,15 @@ pub fn elf_without_note() -> Option<Vec<u8>> {
     elf().map(bzimage::without_note)
 }
 
+/// What the guest's command line may hold: the comment of the module that reads it.
+pub fn command_line_help() -> String {
+    include_str!("../guest/options.rs")
+        .lines()
+        .map_while(|line| line.strip_prefix("//!"))
+        .map(|line| line.strip_prefix(' ').unwrap_or(line).to_owned() + "\n")
+        .collect()
+}
+
 // The parts of the guest that need no machine are tested here; and this is how `cargo fmt` finds it.
 #[cfg(any())]
 #[path = "../guest/main.rs"]

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::guest;
+
 /// A micro-VMM whose disks run on adaptively polled iothreads.
 #[derive(Debug, Parser)]
 #[command(name = "pollux", version, args_conflicts_with_subcommands = true)]
@@ -21,6 +23,9 @@ pub struct Cli {
 pub enum Command {
     /// Boot a virtual machine (the default)
     Run(Box<RunArgs>),
+    /// The embedded guest: a program that drives disks, and needs no operating system
+    #[command(subcommand)]
+    Guest(guest::Command),
 }
 
 /// The options of `run`. Key=value lists keep a comma that is doubled (`,,`) or in double quotes; sizes take K, M, G, T.
