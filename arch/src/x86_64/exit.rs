@@ -40,7 +40,8 @@ pub struct ExitReport {
     pub exit: FatalExit,
     /// Sub-error of an internal error.
     pub suberror: Option<u32>,
-    /// Instruction pointer, if the registers could be read.
+    /// Instruction pointer, if it is known. After a triple fault on AMD it is not: KVM resets the
+    /// processor before it reports the exit, because the hardware leaves its state undefined.
     pub rip: Option<u64>,
     /// Privilege level.
     pub cpl: Option<u8>,
@@ -70,8 +71,14 @@ pub fn describe_exit(vcpu: &mut VcpuFd, mem: &GuestMemory, exit: FatalExit) -> E
             code.extend_from_slice(&bytes.insn_bytes[..len]);
         }
     }
-    let regs = vcpu.get_regs().ok();
-    let sregs = vcpu.get_sregs().ok();
+    let mut regs = vcpu.get_regs().ok();
+    let mut sregs = vcpu.get_sregs().ok();
+    if exit == FatalExit::Shutdown
+        && let (Some(r), Some(s)) = (&regs, &sregs)
+        && is_reset_state(r, s)
+    {
+        (regs, sregs) = (None, None);
+    }
     if code.is_empty()
         && let (Some(regs), Some(sregs)) = (&regs, &sregs)
     {
@@ -85,6 +92,12 @@ pub fn describe_exit(vcpu: &mut VcpuFd, mem: &GuestMemory, exit: FatalExit) -> E
         code,
         hardware_virtualization: hardware_virtualization(),
     }
+}
+
+/// Whether these are a processor's registers after reset or INIT (Intel SDM volume 3, table 10-1).
+fn is_reset_state(regs: &kvm_regs, sregs: &kvm_sregs) -> bool {
+    const CR0_PE: u64 = 1 << 0;
+    regs.rip == 0xfff0 && sregs.cs.base == 0xffff_0000 && sregs.cr0 & CR0_PE == 0
 }
 
 /// Reads the instruction bytes through the guest's own page tables.
@@ -147,6 +160,9 @@ impl fmt::Display for ExitReport {
             write!(f, ", CPL {cpl}")?;
         }
         match self.code.as_slice() {
+            [] if self.rip.is_none() => {
+                f.write_str(" at an unknown place (KVM has reset the processor)")?;
+            }
             [] => f.write_str(", instruction not readable")?,
             code => {
                 f.write_str(", instruction")?;

@@ -4,7 +4,7 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
-use arch::exit::{FatalExit, describe_exit, hardware_virtualization};
+use arch::exit::{ExitReport, FatalExit, describe_exit, hardware_virtualization};
 use arch::kernel::load_images;
 use arch::layout::memory_regions;
 use arch::{Boot, BootConfig, CpuModel, Cpuid, GuestMemory, Protocol, configure_vcpu, msr, vm};
@@ -221,15 +221,30 @@ fn second_cpu() {
     thread.join().unwrap().unwrap();
 }
 
+/// On AMD, KVM resets the processor before it reports a triple fault; then the report must say so
+/// and claim no place.
+fn lost_by_reset(report: &ExitReport) -> bool {
+    let lost = report.exit == FatalExit::Shutdown && report.rip.is_none();
+    if lost {
+        assert!(hardware_virtualization());
+        assert!(report.code.is_empty());
+        assert!(report.to_string().contains("KVM has reset the processor"));
+    }
+    lost
+}
+
 fn triple_fault() {
     let code = [0x0f, 0x0b, 0xeb, 0xfe]; // ud2; jmp $
     let mut machine = machine(8 * MIB, 1, "host", &pvh(&code));
     let vcpu = &mut machine.vcpus[0];
     assert!(matches!(vcpu.run(), Ok(VcpuExit::Shutdown)));
     let report = describe_exit(vcpu, &machine.mem, FatalExit::Shutdown);
+    let text = report.to_string();
+    if lost_by_reset(&report) {
+        return;
+    }
     assert_eq!(report.rip, Some(MIB), "{report}");
     assert_eq!(report.code[..4], code);
-    let text = report.to_string();
     assert!(
         text.starts_with("the guest ended by a triple fault at RIP 0x100000, CPL 0"),
         "{text}"
@@ -253,6 +268,9 @@ fn breakpoint() {
         other => panic!("{other:?}"),
     };
     let report = describe_exit(vcpu, &machine.mem, exit);
+    if lost_by_reset(&report) {
+        return;
+    }
     assert_eq!(report.rip, Some(MIB + 1), "{report}");
     assert_eq!(report.code[0], 0xcc, "{report}");
     let text = report.to_string();

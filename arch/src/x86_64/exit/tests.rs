@@ -73,3 +73,27 @@ fn instructions_that_the_interpreter_lacks_are_named() {
         assert_eq!(instruction_name(code), name, "{code:x?}");
     }
 }
+
+#[test]
+fn registers_that_kvm_has_reset_are_not_reported() {
+    let regs = kvm_regs {
+        rip: 0xfff0,
+        ..Default::default()
+    };
+    let mut sregs = kvm_sregs::default();
+    sregs.cs.base = 0xffff_0000;
+    sregs.cr0 = 0x6000_0010;
+    assert!(is_reset_state(&regs, &sregs));
+    sregs.cr0 |= 1;
+    assert!(!is_reset_state(&regs, &sregs));
+    let report = ExitReport {
+        rip: None,
+        cpl: None,
+        ..report(FatalExit::Shutdown, None, &[], true)
+    };
+    assert_eq!(
+        report.to_string(),
+        "the guest ended by a triple fault at an unknown place (KVM has reset the processor): an \
+         exception had no handler; the guest's console may tell what came before"
+    );
+}
