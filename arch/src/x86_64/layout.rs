@@ -79,7 +79,8 @@ pub const CMDLINE_ROOM_BYTES: usize = 0x1_0000;
 
 /// End of conventional memory.
 pub const LOW_RAM_END: u64 = 0x9_fc00;
-/// ACPI tables: in the area where a guest without the address scans for the RSDP.
+/// ACPI tables: in the area where a guest without the address scans for the RSDP. The last 16 bytes
+/// are the PC's reset vector.
 pub const ACPI: Range<u64> = 0xe_0000..HIMEM_START;
 /// First address a kernel may be loaded at: everything below is boot data and tables.
 pub const HIMEM_START: u64 = 0x10_0000;

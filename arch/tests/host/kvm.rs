@@ -4,6 +4,7 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
+use arch::acpi::{self, AcpiConfig, PowerRegisters};
 use arch::exit::{ExitReport, FatalExit, describe_exit, hardware_virtualization};
 use arch::kernel::load_images;
 use arch::layout::memory_regions;
@@ -19,6 +20,7 @@ pub const TESTS: &[(&str, fn())] = &[
     ("linux_64_bit_entry_starts_with_the_zero_page", linux_start),
     ("guest_reads_the_cpuid_it_was_given", guest_cpuid),
     ("second_cpu_starts_on_its_ipi", second_cpu),
+    ("reset_vector_writes_the_reset_register", reset_vector),
     ("triple_fault_is_described", triple_fault),
     ("uninterpretable_instruction_is_described", breakpoint),
     ("start_msrs_are_set", start_msrs),
@@ -27,6 +29,8 @@ pub const TESTS: &[(&str, fn())] = &[
 
 const MIB: u64 = 1 << 20;
 const PORT: u16 = 0x3f8;
+const RESET_PORT: u16 = 0x602;
+const RESET_VALUE: u8 = 0xa5;
 
 pub fn is_there() -> bool {
     Kvm::new().is_ok()
@@ -60,7 +64,24 @@ fn machine(memory_bytes: u64, cpus: u8, model: &str, kernel: &[u8]) -> Machine {
         // than the VM.
         unsafe { fd.set_user_memory_region(region) }.unwrap();
     }
-    let config = BootConfig::default();
+    let acpi = AcpiConfig {
+        cpus,
+        serial: Vec::new(),
+        virtio_mmio: Vec::new(),
+        power: PowerRegisters {
+            sleep_control: 0x600,
+            sleep_status: 0x601,
+            reset: RESET_PORT,
+            reset_value: RESET_VALUE,
+        },
+        power_button_gsi: None,
+        pci: None,
+        i8042: false,
+    };
+    let config = BootConfig {
+        rsdp: Some(acpi::write_tables(&mem, &acpi).unwrap()),
+        reserved: Vec::new(),
+    };
     let boot = load_images(&mem, kernel, None::<&[u8]>, b"hello", &config).unwrap();
     let model: CpuModel = model.parse().unwrap();
     let cpuid = Cpuid::new(&kvm, &model, cpus).unwrap();
@@ -88,11 +109,11 @@ fn pvh(code: &[u8]) -> Vec<u8> {
     elf(0, &[load], &pvh_note(MIB as u32))
 }
 
-/// Runs until the guest writes to [`PORT`]; returns what it wrote.
+/// Runs until the guest writes to [`PORT`] or [`RESET_PORT`]; returns what it wrote.
 fn run_to_port(vcpu: &mut VcpuFd) -> Vec<u8> {
     loop {
         match vcpu.run() {
-            Ok(VcpuExit::IoOut(PORT, data)) => return data.to_vec(),
+            Ok(VcpuExit::IoOut(PORT | RESET_PORT, data)) => return data.to_vec(),
             Ok(other) => panic!("{other:?}"),
             // EAGAIN: a processor that waited has got its INIT, and waits for the start-up IPI.
             Err(e) if matches!(e.errno(), libc::EINTR | libc::EAGAIN) => {}
@@ -179,9 +200,11 @@ fn guest_cpuid() {
     }
 }
 
-fn second_cpu() {
+/// Starts the second processor in real mode with `code`, and returns what it writes to [`PORT`] or
+/// the reset register.
+fn run_second(code: &[u8]) -> Vec<u8> {
     // The boot processor sends INIT and two start-up IPIs through its local APIC; the other starts
-    // in real mode at the vector's page, and tells its APIC id.
+    // at the vector's page.
     let boot_code = [
         0xbb, 0x00, 0x00, 0xe0, 0xfe, // mov ebx, 0xfee00000
         0xc7, 0x83, 0xf0, 0x00, 0x00, 0x00, 0xff, 0x01, 0x00,
@@ -195,7 +218,25 @@ fn second_cpu() {
         0xee, // out dx, al
         0xf4, // hlt
     ];
-    let second_code = [
+    let mut machine = machine(8 * MIB, 2, "host", &pvh(&boot_code));
+    machine
+        .mem
+        .write_slice(code, GuestAddress(0x1_0000))
+        .unwrap();
+    let mut second = machine.vcpus.pop().unwrap();
+    let (send, receive) = mpsc::channel();
+    // Not joined when the test fails: the vCPU would wait for its IPI for ever.
+    let thread = std::thread::spawn(move || send.send(run_to_port(&mut second)));
+    assert_eq!(run_to_port(&mut machine.vcpus[0]), [0x42]);
+    let written = receive
+        .recv_timeout(Duration::from_secs(60))
+        .expect("the second processor starts");
+    thread.join().unwrap().unwrap();
+    written
+}
+
+fn second_cpu() {
+    let code = [
         0x66, 0xb8, 0x01, 0x00, 0x00, 0x00, // mov eax, 1
         0x0f, 0xa2, // cpuid
         0x66, 0xc1, 0xeb, 0x18, // shr ebx, 24
@@ -204,21 +245,12 @@ fn second_cpu() {
         0xee, // out dx, al
         0xf4, // hlt
     ];
-    let mut machine = machine(8 * MIB, 2, "host", &pvh(&boot_code));
-    machine
-        .mem
-        .write_slice(&second_code, GuestAddress(0x1_0000))
-        .unwrap();
-    let mut second = machine.vcpus.pop().unwrap();
-    let (send, receive) = mpsc::channel();
-    // Not joined when the test fails: the vCPU would wait for its IPI for ever.
-    let thread = std::thread::spawn(move || send.send(run_to_port(&mut second)));
-    assert_eq!(run_to_port(&mut machine.vcpus[0]), [0x42]);
-    let id = receive
-        .recv_timeout(Duration::from_secs(60))
-        .expect("the second processor starts");
-    assert_eq!(id, [1]);
-    thread.join().unwrap().unwrap();
+    assert_eq!(run_second(&code), [1], "its APIC id");
+}
+
+fn reset_vector() {
+    let code = [0xea, 0xf0, 0xff, 0x00, 0xf0]; // jmp f000:fff0
+    assert_eq!(run_second(&code), [RESET_VALUE]);
 }
 
 /// On AMD, KVM resets the processor before it reports a triple fault; then the report must say so

@@ -8,6 +8,7 @@ mod dsdt;
 mod fadt;
 mod madt;
 mod mcfg;
+pub(crate) mod reset_vector;
 
 use std::ops::Range;
 
@@ -30,7 +31,7 @@ const S5_SLEEP_TYPE: u8 = 5;
 /// SLP_EN, bit 5 (ACPI 6.5, 4.8.3.7).
 pub const SLEEP_CONTROL_POWER_OFF: u8 = S5_SLEEP_TYPE << 2 | 1 << 5;
 
-/// What the tables announce.
+/// What the tables announce, and the registers behind it.
 #[derive(Clone, Debug)]
 pub struct AcpiConfig {
     /// vCPUs; their APIC ids count from 0.
@@ -105,14 +106,14 @@ impl PciHostBridge {
     }
 }
 
-/// Writes the tables and returns the address of the RSDP, for
-/// [`BootConfig::rsdp`](crate::BootConfig).
+/// Writes the tables, and code at the PC's reset vector that uses the same reset register. Returns
+/// the address of the RSDP, for [`BootConfig::rsdp`](crate::BootConfig).
 ///
 /// # Errors
 /// [`Error::AcpiTooLarge`] with more devices than the tables' area holds.
 pub fn write_tables(mem: &GuestMemory, config: &AcpiConfig) -> Result<u64> {
     let tables = build_tables(config, ACPI.start);
-    let room_bytes = (ACPI.end - ACPI.start) as usize;
+    let room_bytes = (reset_vector::ADDRESS - ACPI.start) as usize;
     if tables.len() > room_bytes {
         return Err(Error::AcpiTooLarge {
             size_bytes: tables.len(),
@@ -121,6 +122,9 @@ pub fn write_tables(mem: &GuestMemory, config: &AcpiConfig) -> Result<u64> {
     }
     mem.write_slice(&tables, GuestAddress(ACPI.start))
         .map_err(Error::write("the ACPI tables", ACPI.start))?;
+    let reset = reset_vector::code(config.power.reset, config.power.reset_value);
+    mem.write_slice(&reset, GuestAddress(reset_vector::ADDRESS))
+        .map_err(Error::write("the reset vector", reset_vector::ADDRESS))?;
     Ok(ACPI.start)
 }
 
