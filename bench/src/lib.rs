@@ -1,7 +1,7 @@
 //! Measures how many I/Os a second a VMM's disks give, and what they cost in CPU.
 //!
 //! The data's path: [`matrix`] says which runs there are; [`runner`] takes them in turns on a
-//! bed, a guest on a VMM ([`fio`], on machines of [`vm`] with the files of [`disks`]); [`cpu`]
+//! bed, a guest on a VMM ([`fio`] or [`guest`], on machines of [`vm`] with the files of [`disks`]); [`cpu`]
 //! counts the VMM's threads meanwhile; [`record`] keeps it; [`stats`] condenses repetitions;
 //! [`report`] prints them. [`cli`] ties it together.
 
@@ -9,6 +9,7 @@ pub mod cli;
 pub mod cpu;
 pub mod disks;
 pub mod fio;
+pub mod guest;
 pub mod matrix;
 pub mod progress;
 pub mod record;

@@ -5,17 +5,26 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::matrix::Run;
+use crate::matrix::{Layout, Run};
 use crate::record::Measurement;
 use crate::runner::{Progress, Round};
 
-/// What suits standard error.
-pub fn choose() -> Box<dyn Progress> {
+/// What suits standard error; runs are named as in the report.
+pub fn choose(layout: Layout) -> Box<dyn Progress> {
     if std::io::stderr().is_terminal() {
-        Box::new(Bar::new())
+        Box::new(Bar::new(layout))
     } else {
-        Box::new(Lines::default())
+        Box::new(Lines {
+            layout,
+            round: String::new(),
+            done: 0,
+            all: 0,
+        })
     }
+}
+
+fn label(layout: &Layout, run: &Run) -> String {
+    format!("{}, {}", layout.name(run), layout.load(run))
 }
 
 fn round_text(round: Round) -> String {
@@ -34,8 +43,8 @@ fn measured_text(measurement: &Measurement) -> String {
 }
 
 /// A line for each measurement.
-#[derive(Default)]
 struct Lines {
+    layout: Layout,
     round: String,
     done: usize,
     all: usize,
@@ -49,7 +58,7 @@ impl Lines {
             self.done,
             self.all,
             self.round,
-            run.words()
+            label(&self.layout, run)
         );
     }
 }
@@ -73,41 +82,47 @@ impl Progress for Lines {
 }
 
 /// A bar with the time left.
-struct Bar(ProgressBar);
+struct Bar {
+    bar: ProgressBar,
+    layout: Layout,
+}
 
 impl Bar {
-    fn new() -> Bar {
+    fn new(layout: Layout) -> Bar {
         let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
         let style = "{bar:30} {pos}/{len}  {elapsed} gone, {eta} left  {msg}";
         if let Ok(style) = ProgressStyle::with_template(style) {
             bar.set_style(style);
         }
-        Bar(bar)
+        Bar { bar, layout }
     }
 }
 
 impl Progress for Bar {
     fn begin(&mut self, round: Round, run: &Run, done: usize, all: usize) {
-        if self.0.length() != Some(all as u64) {
-            self.0.set_length(all as u64);
-            self.0.enable_steady_tick(Duration::from_millis(500));
+        if self.bar.length() != Some(all as u64) {
+            self.bar.set_length(all as u64);
+            self.bar.enable_steady_tick(Duration::from_millis(500));
         }
-        self.0.set_position(done as u64);
-        self.0
-            .set_message(format!("{}, {}", round_text(round), run.words()));
+        self.bar.set_position(done as u64);
+        self.bar.set_message(format!(
+            "{}, {}",
+            round_text(round),
+            label(&self.layout, run)
+        ));
     }
 
     fn measured(&mut self, _: &Run, _: &Measurement) {
-        self.0.inc(1);
+        self.bar.inc(1);
     }
 
     fn failed(&mut self, run: &Run, message: &str) {
-        self.0.inc(1);
-        self.0
-            .println(format!("{}: failed: {message}", run.words()));
+        self.bar.inc(1);
+        self.bar
+            .println(format!("{}: failed: {message}", label(&self.layout, run)));
     }
 
     fn end(&mut self) {
-        self.0.finish_and_clear();
+        self.bar.finish_and_clear();
     }
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::{Common, Error, Peer};
 use crate::disks::{LoadDisks, Wanted};
-use crate::matrix::{self, Run, Rw, Tool, Vmm};
+use crate::matrix::{self, Layout, Run, Rw, Tool, Vmm};
 use crate::progress;
 use crate::record::{Conditions, Results};
 use crate::report;
@@ -117,7 +117,7 @@ impl Plan {
 
     /// Measures on `bed`, prints the report and writes the files asked for.
     pub fn execute(mut self, bed: &mut dyn Bed) -> Result<(), Error> {
-        let mut progress = progress::choose();
+        let mut progress = progress::choose(Layout::of(self.results.runs.iter().map(|r| &r.run)));
         let json = self.json.clone();
         let mut unsaved = None;
         let outcome = runner::execute(

@@ -1,6 +1,7 @@
 //! The command line of `pollux-bench`.
 
 mod fio;
+mod guest;
 mod measure;
 #[cfg(test)]
 mod tests;
@@ -23,6 +24,8 @@ pub struct Cli {
 enum Command {
     /// Run fio in a Linux guest over a matrix of loads and settings
     Fio(Box<fio::FioArgs>),
+    /// Run the embedded guest over a matrix of loads and settings: results in seconds
+    Guest(Box<guest::GuestArgs>),
     /// Print the report of a result file again
     Report {
         /// Written by --json
@@ -68,6 +71,7 @@ impl From<crate::record::Error> for Error {
 pub fn run(cli: Cli) -> Result<(), Error> {
     match cli.command {
         Command::Fio(args) => fio::run(*args),
+        Command::Guest(args) => guest::run(*args),
         Command::Report { result, csv } => {
             let results = crate::record::Results::load(&result)?;
             print!("{}", crate::report::text(&results));
@@ -152,6 +156,24 @@ fn size(text: &str) -> Result<u64, String> {
     crate::matrix::bytes(text)
         .filter(|bytes| *bytes >= 1 << 20 && bytes % 4096 == 0)
         .ok_or_else(|| "give a multiple of 4k of at least 1M, such as 256M".into())
+}
+
+/// A time in seconds, or with the unit `ms` or `s`.
+fn duration(text: &str) -> Result<std::time::Duration, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let factor_ms = match &text[digits.len()..] {
+        "" | "s" => Some(1000),
+        "ms" => Some(1),
+        _ => None,
+    };
+    digits
+        .parse::<u64>()
+        .ok()
+        .zip(factor_ms)
+        .and_then(|(number, factor)| number.checked_mul(factor))
+        .filter(|ms| (1..=86_400_000).contains(ms))
+        .map(std::time::Duration::from_millis)
+        .ok_or_else(|| "give a time up to a day, such as 2s or 500ms".into())
 }
 
 /// The axes of a load, for its help.

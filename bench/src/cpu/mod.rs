@@ -52,6 +52,8 @@ pub struct Usage {
 /// What the host's CPUs did in an interval, in percent of all of them, as `mpstat` prints it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HostUsage {
+    /// How many CPUs it has.
+    pub cpus: usize,
     /// User mode, guests included.
     pub user_percent: f64,
     /// Kernel.
@@ -162,6 +164,7 @@ impl HostUsage {
             }
         };
         HostUsage {
+            cpus: end.cpus,
             user_percent: percent(0),
             system_percent: percent(1),
             irq_percent: percent(2),

@@ -59,10 +59,11 @@ pub(super) struct ThreadTimes {
     pub preemptions: u64,
 }
 
-/// The first line of /proc/stat, in ticks.
+/// The first line of /proc/stat, in ticks, and how many CPUs follow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct HostTimes {
+    pub cpus: usize,
     pub user: u64,
     pub nice: u64,
     pub system: u64,
@@ -192,7 +193,12 @@ fn parse_host(text: &str) -> Option<HostTimes> {
         .split_ascii_whitespace()
         .map_while(|w| w.parse().ok())
         .collect();
+    let is_cpu = |line: &&str| {
+        line.strip_prefix("cpu")
+            .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+    };
     Some(HostTimes {
+        cpus: text.lines().filter(is_cpu).count(),
         user: *n.first()?,
         nice: *n.get(1)?,
         system: *n.get(2)?,

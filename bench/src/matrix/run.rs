@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use super::axes::{AXES, Kind};
+use super::axes::{AXES, Axis, Kind, axis};
 
 /// Whose VMM serves the disks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -205,7 +205,12 @@ pub struct Layout {
     named: Vec<&'static str>,
     /// Axes that must agree for two runs to be compared.
     fixed: Vec<&'static str>,
+    /// Axes of load and placement that vary and have no column in every table.
+    further: Vec<&'static str>,
 }
+
+/// Axes of load and placement that every table has a column for.
+const COLUMNS: [&str; 5] = ["rw", "bs", "iodepth", "numjobs", "iothreads"];
 
 impl Layout {
     /// Looks at what varies in `runs`.
@@ -230,16 +235,23 @@ impl Layout {
                 .map(|a| a.name)
                 .collect()
         };
+        let further = [varying(Kind::Load), varying(Kind::Placement)].concat();
+        let further = further
+            .into_iter()
+            .filter(|name| !COLUMNS.contains(name))
+            .collect();
         let settings = varying(Kind::Setting);
         if settings.is_empty() {
             Layout {
                 named: varying(Kind::Placement),
                 fixed: names(&[Kind::Load]),
+                further,
             }
         } else {
             Layout {
                 named: settings,
                 fixed: names(&[Kind::Load, Kind::Placement]),
+                further,
             }
         }
     }
@@ -256,6 +268,26 @@ impl Layout {
             (true, true) => vmm_name(run.vmm).into(),
             (true, false) => "default".into(),
         }
+    }
+
+    /// Axes of load and placement that vary beyond those every table has a column for.
+    pub fn further(&self) -> impl Iterator<Item = &'static Axis> + '_ {
+        AXES.iter().filter(|axis| self.further.contains(&axis.name))
+    }
+
+    /// The run's load in a few words: `randread 4k d8 j4`.
+    pub fn load(&self, run: &Run) -> String {
+        let get = |name: &str| axis(name).and_then(|a| (a.get)(run)).unwrap_or_default();
+        let mut text = format!("{} {} d{}", get("rw"), get("bs"), get("iodepth"));
+        if run.numjobs > 1 {
+            text += &format!(" j{}", run.numjobs);
+        }
+        for axis in self.further() {
+            if let Some(value) = (axis.get)(run) {
+                text += &format!(" {}={value}", axis.name);
+            }
+        }
+        text
     }
 
     /// Whether `b` is to be read against `a`.

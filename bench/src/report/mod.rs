@@ -7,7 +7,7 @@ mod csv;
 mod tests;
 mod text;
 
-use crate::matrix::{AXES, Kind, Layout, Run};
+use crate::matrix::{Layout, Run};
 use crate::record::{Measurement, Results, RunRecord};
 use crate::stats::{Difference, Summary, difference};
 
@@ -18,6 +18,8 @@ pub use text::text;
 pub struct Row<'a> {
     /// Named by what varies.
     pub name: String,
+    /// The load in a few words.
+    pub load: String,
     /// The run and its measurements.
     pub record: &'a RunRecord,
     /// Index of the row that it is compared with; its own if it is a baseline.
@@ -53,6 +55,7 @@ pub fn rows(results: &Results) -> Vec<Row<'_>> {
             let record = &results.runs[i];
             Row {
                 name: layout.name(&record.run),
+                load: layout.load(&record.run),
                 record,
                 baseline: order.iter().position(|&o| o == baselines[i]).unwrap_or(i),
                 iops: record.summary(|m| Some(m.iops)),
@@ -73,19 +76,6 @@ pub fn against_baseline(
         return None;
     }
     difference(&figure(&rows[row.baseline])?, &figure(row)?)
-}
-
-/// Axes of load and placement that vary beyond those that every table has a column for.
-fn further_columns(results: &Results) -> Vec<&'static crate::matrix::Axis> {
-    const ALWAYS: [&str; 5] = ["rw", "bs", "iodepth", "numjobs", "iothreads"];
-    AXES.iter()
-        .filter(|axis| axis.kind != Kind::Setting && !ALWAYS.contains(&axis.name))
-        .filter(|axis| {
-            let mut values = results.runs.iter().map(|r| (axis.get)(&r.run));
-            let first = values.next();
-            values.any(|value| Some(value) != first)
-        })
-        .collect()
 }
 
 /// Polling windows of an iothread or a handler over all rounds.

@@ -4,9 +4,9 @@ use std::fmt::Write;
 
 use comfy_table::{CellAlignment, Table, presets};
 
-use super::{Row, against_baseline, further_columns, rows};
+use super::{Row, against_baseline, rows};
 use crate::cpu::{Group, GroupUsage};
-use crate::matrix::{Axis, axis};
+use crate::matrix::{Axis, Layout, axis};
 use crate::record::{Measurement, Results, RunRecord};
 use crate::stats::{Difference, Summary, Verdict, paired_ratio};
 
@@ -38,12 +38,8 @@ pub(crate) fn lines(table: &Table) -> String {
 pub fn text(results: &Results) -> String {
     let rows = rows(results);
     let mut out = main_table(results, &rows);
-    let _ = write!(out, "\n{}", cpu_table(results, &rows));
-    for part in [
-        per_io_table(results, &rows),
-        ratio_table(&rows),
-        window_table(results, &rows),
-    ] {
+    let _ = write!(out, "\n{}", cpu_table(&rows));
+    for part in [per_io_table(&rows), ratio_table(&rows), window_table(&rows)] {
         if !part.is_empty() {
             let _ = write!(out, "\n{part}");
         }
@@ -57,8 +53,8 @@ pub fn text(results: &Results) -> String {
 
 /// `run rw bs iodepth numjobs iothreads iops diff cpu diff`.
 fn main_table(results: &Results, rows: &[Row<'_>]) -> String {
-    let more = further_columns(results);
-    let columns = load_columns(&more);
+    let layout = Layout::of(results.runs.iter().map(|r| &r.run));
+    let columns = load_columns(&layout);
     let mut header = vec!["run"];
     header.extend(columns.iter().map(|a| a.name));
     header.extend(["iops", "diff", "cpu", "diff"]);
@@ -91,12 +87,12 @@ fn main_table(results: &Results, rows: &[Row<'_>]) -> String {
     lines(&table)
 }
 
-fn load_columns(more: &[&'static Axis]) -> Vec<&'static Axis> {
+fn load_columns(layout: &Layout) -> Vec<&'static Axis> {
     let mut columns: Vec<&'static Axis> = ["rw", "bs", "iodepth", "numjobs"]
         .into_iter()
         .filter_map(axis)
         .collect();
-    columns.extend(more);
+    columns.extend(layout.further());
     columns.extend(axis("iothreads"));
     columns
 }
@@ -127,7 +123,7 @@ pub(crate) fn with_spread(s: &Summary, decimals: usize, unit: &str) -> String {
 }
 
 /// Groups as rows: the iothreads, vCPUs, main and the others.
-fn cpu_table(results: &Results, rows: &[Row<'_>]) -> String {
+fn cpu_table(rows: &[Row<'_>]) -> String {
     let mut table = plain_table(
         &[
             "run",
@@ -144,7 +140,7 @@ fn cpu_table(results: &Results, rows: &[Row<'_>]) -> String {
     );
     for row in rows {
         let mut name = row.name.clone();
-        let mut load = load_text(results, row);
+        let mut load = row.load.clone();
         for group in groups(row.record) {
             let figure = |f: fn(&GroupUsage) -> u64| {
                 row.summary(|m| Some(m.cpu.percent(of_group(m, &group, f))))
@@ -200,25 +196,8 @@ pub(crate) fn groups(record: &RunRecord) -> Vec<Group> {
     all
 }
 
-/// The load in a few words: what varies of it, or all of it.
-pub(crate) fn load_text(results: &Results, row: &Row<'_>) -> String {
-    let more = further_columns(results);
-    let run = row.run();
-    let get = |name: &str| axis(name).and_then(|a| (a.get)(run)).unwrap_or_default();
-    let mut text = format!("{} {} d{}", get("rw"), get("bs"), get("iodepth"));
-    if run.numjobs > 1 {
-        let _ = write!(text, " j{}", run.numjobs);
-    }
-    for axis in more {
-        if let Some(value) = (axis.get)(run) {
-            let _ = write!(text, " {}={value}", axis.name);
-        }
-    }
-    text
-}
-
 /// What an I/O costs and how long it takes, as far as the load tells.
-fn per_io_table(results: &Results, rows: &[Row<'_>]) -> String {
+fn per_io_table(rows: &[Row<'_>]) -> String {
     type Figure = (&'static str, usize, fn(&Measurement) -> Option<f64>);
     let figures: [Figure; 8] = [
         ("io-cpu ns/io", 0, Measurement::io_cpu_per_io),
@@ -238,7 +217,7 @@ fn per_io_table(results: &Results, rows: &[Row<'_>]) -> String {
     header.extend(known.iter().map(|(name, _, _)| *name));
     let mut table = plain_table(&header, 2);
     for row in rows.iter().filter(|row| row.iops.is_some()) {
-        let mut cells = vec![row.name.clone(), load_text(results, row)];
+        let mut cells = vec![row.name.clone(), row.load.clone()];
         for (name, decimals, figure) in &known {
             let unit = if name.ends_with("busy") { "%" } else { "" };
             let text = row
@@ -271,16 +250,9 @@ fn ratio_table(rows: &[Row<'_>]) -> String {
             )
         };
         any = true;
-        let run = row.run();
-        let load = format!(
-            "{} {} d{}",
-            axis("rw").and_then(|a| (a.get)(run)).unwrap_or_default(),
-            axis("bs").and_then(|a| (a.get)(run)).unwrap_or_default(),
-            run.iodepth
-        );
         table.add_row(vec![
             rows[index].name.clone(),
-            load,
+            row.load.clone(),
             base.name.clone(),
             ratio(|m| Some(m.iops)),
             ratio(|m| m.per_io(m.cpu.total_ns())),
@@ -291,7 +263,7 @@ fn ratio_table(rows: &[Row<'_>]) -> String {
 }
 
 /// The table of polling windows: `weight samples mean p50 p90`.
-fn window_table(results: &Results, rows: &[Row<'_>]) -> String {
+fn window_table(rows: &[Row<'_>]) -> String {
     let mut table = plain_table(
         &[
             "poll windows",
@@ -315,7 +287,7 @@ fn window_table(results: &Results, rows: &[Row<'_>]) -> String {
             let weight = run.poll_weight.map_or("-".into(), |w| w.to_string());
             table.add_row(vec![
                 row.name.clone(),
-                load_text(results, row),
+                row.load.clone(),
                 name,
                 weight,
                 windows.samples.to_string(),
@@ -336,6 +308,17 @@ fn notes(results: &Results, rows: &[Row<'_>]) -> String {
     if !results.complete {
         notes.push("interrupted: what was measured until then is shown".into());
     }
+    let others = rows
+        .iter()
+        .filter_map(|row| row.summary(others_percent))
+        .map(|s| s.median);
+    let others = others.fold(0.0, f64::max);
+    if others > 20.0 {
+        notes.push(format!(
+            "other processes took up to {others:.0}% of the host's CPUs meanwhile: repeat this on an \
+             idle host"
+        ));
+    }
     let counts: Vec<usize> = rows
         .iter()
         .filter_map(|row| row.iops.map(|s| s.count))
@@ -355,15 +338,17 @@ fn notes(results: &Results, rows: &[Row<'_>]) -> String {
             notes.push(format!("{}: the guest saw {errors} I/O errors", row.name));
         }
         for failure in &row.record.failures {
-            notes.push(format!(
-                "{} ({}): {failure}",
-                row.name,
-                load_text(results, row)
-            ));
+            notes.push(format!("{} ({}): {failure}", row.name, row.load.clone()));
         }
     }
     notes.iter().fold(String::new(), |mut text, note| {
         let _ = writeln!(text, "note: {note}");
         text
     })
+}
+
+/// CPU of other processes while the run was measured, in percent of all CPUs of the host.
+fn others_percent(m: &Measurement) -> Option<f64> {
+    let host = &m.cpu.host;
+    (host.cpus > 0).then(|| 100.0 - host.idle_percent - m.cpu_percent() / host.cpus as f64)
 }

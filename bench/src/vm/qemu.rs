@@ -19,7 +19,10 @@ pub(super) fn arguments(programs: &Programs, machine: &Machine, run: &Run) -> Ve
     if let Some(directory) = &programs.qemu_firmware {
         list.extend(["-L".into(), directory.display().to_string()]);
     }
-    let cpu = if programs.qemu_accel.starts_with("kvm") {
+    let cpu = if programs.qemu_accel.starts_with("kvm") && !machine.linux {
+        // Its processor hardly matters; some KVMs refuse MSRs that go with all of the host's.
+        "host,arch-capabilities=off"
+    } else if programs.qemu_accel.starts_with("kvm") {
         "host"
     } else {
         "max"

@@ -1,0 +1,75 @@
+//! `pollux-bench guest`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+
+use super::measure::{Defaults, Plan};
+use super::{Common, Error, axes_help, duration};
+use crate::guest::GuestBed;
+use crate::matrix::Tool;
+
+#[derive(Debug, Args)]
+#[command(after_help = axes_help(Tool::Guest))]
+pub(super) struct GuestArgs {
+    #[command(flatten)]
+    common: Common,
+
+    /// The guest [default: the one in this program]
+    #[arg(long, value_name = "FILE")]
+    image: Option<PathBuf>,
+
+    /// Measured interval, such as 2s or 500ms
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = duration)]
+    runtime: Duration,
+
+    /// Load before it
+    #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = duration)]
+    ramp: Duration,
+
+    /// What any step may take beyond its duration
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
+    patience: Duration,
+}
+
+pub(super) fn run(args: GuestArgs) -> Result<(), Error> {
+    let failed = |what: &str, e: std::io::Error| Error::Failed(format!("{what}: {e}"));
+    let embedded = tempfile::Builder::new()
+        .prefix("pollux-guest-")
+        .tempfile()
+        .map_err(|e| failed("no temporary file; set TMPDIR", e))?;
+    let image = match args.image {
+        Some(path) => {
+            std::fs::File::open(&path).map_err(|e| {
+                let path = path.display();
+                Error::Usage(format!(
+                    "--image {path}: {e}; name a guest, or leave it out"
+                ))
+            })?;
+            path
+        }
+        None => {
+            let elf = guest_image::elf().ok_or_else(|| {
+                Error::Usage("the embedded guest is for x86_64; use pollux-bench fio".into())
+            })?;
+            std::fs::write(embedded.path(), elf).map_err(|e| failed("the guest's file", e))?;
+            embedded.path().into()
+        }
+    };
+    let defaults = Defaults {
+        tool: Tool::Guest,
+        rounds: 5,
+        warm_up: 1,
+    };
+    let plan = Plan::new(args.common, &defaults, |_| false)?;
+    let mut bed = GuestBed {
+        programs: plan.programs.clone(),
+        image,
+        disks: plan.disks.paths.clone(),
+        ramp: args.ramp,
+        runtime: args.runtime,
+        patience: args.patience,
+    };
+    plan.execute(&mut bed)
+}
