@@ -54,10 +54,14 @@ fn is_linked(entry: &Entry) -> bool {
 }
 
 impl Ring {
-    /// A ring for the calling thread, with the best task-run mode that the kernel has.
-    pub(crate) fn new(entries: u32, completion_entries: u32) -> io::Result<Ring> {
+    /// A ring for the calling thread, with the best task-run mode that the kernel has. Without
+    /// `defer` the ring's descriptor can be waited for by poll or epoll: with deferred task-run the
+    /// kernel wakes nobody there until the owner enters the ring, which it does not while it sleeps
+    /// elsewhere.
+    pub(crate) fn new(entries: u32, completion_entries: u32, defer: bool) -> io::Result<Ring> {
         let mut last = None;
-        for mode in ["defer", "coop", "plain"] {
+        let modes = ["defer", "coop", "plain"];
+        for mode in modes.into_iter().skip(usize::from(!defer)) {
             let mut builder = IoUring::builder();
             builder
                 .dontfork()

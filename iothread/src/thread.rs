@@ -104,7 +104,13 @@ impl IoThread {
                     })
                 });
                 let name = id.clone();
-                let ctx = bound.and_then(|()| Context::new(ContextConfig { name, ..context }));
+                let ctx = bound.and_then(|()| {
+                    Context::new(ContextConfig {
+                        name,
+                        defer_taskrun: true,
+                        ..context
+                    })
+                });
                 let ctx = match ctx {
                     Ok(ctx) => ctx,
                     Err(error) => {

@@ -56,6 +56,10 @@ pub struct ContextConfig {
     /// Entries of the completion queue; a power of two. More completions at once than that cost
     /// further enters, nothing else.
     pub completion_entries: u32,
+    /// Completion work is done only when the loop enters its ring, which is cheapest, but then
+    /// nothing wakes a loop that sleeps elsewhere: not for a context that another loop drives by
+    /// [`Context::pollable_fd`]. An [`IoThread`](crate::IoThread) sets it by itself.
+    pub defer_taskrun: bool,
 }
 
 impl Default for ContextConfig {
@@ -68,6 +72,7 @@ impl Default for ContextConfig {
             poll_completions: true,
             submission_entries: 256,
             completion_entries: 4096,
+            defer_taskrun: false,
         }
     }
 }
@@ -150,7 +155,13 @@ fn setup(what: &'static str) -> impl FnOnce(std::io::Error) -> Error {
 }
 
 fn open_monitor(config: &ContextConfig) -> Result<Monitors, Error> {
-    let ring = Ring::new(config.submission_entries, config.completion_entries).map(Rc::new);
+    let own_wait = matches!(config.monitor, MonitorKind::Auto | MonitorKind::IoUring);
+    let ring = Ring::new(
+        config.submission_entries,
+        config.completion_entries,
+        own_wait && config.defer_taskrun,
+    )
+    .map(Rc::new);
     let mut fallback = None;
     let monitor: Box<dyn Monitor> = match (config.monitor, &ring) {
         (MonitorKind::Auto | MonitorKind::IoUring, Ok(ring)) => {
