@@ -7,6 +7,5 @@ pub mod logging;
 pub mod metrics;
 pub mod qmp;
 pub mod threads;
-pub mod tools;
 pub mod top;
 pub mod vm;

@@ -30,7 +30,7 @@ pub struct ActiveQueue {
     pub index: u16,
     /// The queue, validated.
     pub queue: Queue,
-    /// Written to when the driver kicks. Non-blocking.
+    /// Written to when the driver kicks. Blocking: whoever reads it waits for the next kick.
     pub notify: Arc<EventFd>,
 }
 

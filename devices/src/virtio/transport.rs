@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use virtio_bindings::virtio_config::{
     VIRTIO_CONFIG_S_DRIVER_OK, VIRTIO_CONFIG_S_FEATURES_OK, VIRTIO_CONFIG_S_NEEDS_RESET,
 };
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
 use super::device::{Activation, ActiveQueue, Interrupt, VirtioDevice};
 use super::features::VERSION_1;
@@ -100,7 +100,8 @@ impl Transport {
                     max_size,
                     layout: Layout::default(),
                     ready: false,
-                    notify: Arc::new(EventFd::new(EFD_NONBLOCK)?),
+                    // Blocking: the iothread's ring waits by a read that consumes.
+                    notify: Arc::new(EventFd::new(libc::EFD_CLOEXEC)?),
                 })
             })
             .collect::<io::Result<_>>()?;
@@ -251,8 +252,7 @@ impl Transport {
                 size: queue.max_size,
                 ..Layout::default()
             };
-            // A kick left over from the last driver means nothing to the next.
-            let _ = queue.notify.read();
+            // A kick left over from the last driver makes the next one's queue be looked at once.
         }
     }
 

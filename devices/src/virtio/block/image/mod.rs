@@ -11,6 +11,8 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 pub use alignment::Alignment;
+#[cfg(test)]
+pub(super) use alignment::DEMANDED;
 pub use format::Format;
 pub use lock::Holder;
 

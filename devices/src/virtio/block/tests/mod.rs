@@ -1,4 +1,11 @@
 //! The block device with a driver in the test, on real iothreads and files.
 
+mod alignment;
 mod basics;
+mod discard;
+mod hostile;
+mod hot_path;
+mod lifecycle;
+mod model;
+mod policies;
 mod rig;

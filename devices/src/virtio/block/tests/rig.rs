@@ -164,6 +164,22 @@ impl Guest {
         head
     }
 
+    /// Offers a chain of direct descriptors with its status at `status`.
+    pub(super) fn ring_chain(&mut self, buffers: &[(u64, u32, bool)], status: u64) -> u16 {
+        // Always the first descriptors: one such request at a time.
+        self.free.retain(|&head| head != 0);
+        self.ring.chain(0, buffers);
+        let input = Vec::new();
+        self.sent.insert(0, Sent { status, input });
+        self.ring.offer(0);
+        0
+    }
+
+    /// Whether the device has answered, as of the last `collect`.
+    pub(super) fn is_answered(&self, head: u16) -> bool {
+        self.done.contains_key(&head)
+    }
+
     pub(super) fn kick(&self) {
         self.notify.write(1).unwrap();
     }
@@ -349,6 +365,61 @@ pub(super) fn iothread(id: &str, poll_max_ns: i64) -> IoThread {
     .unwrap()
 }
 
+/// A loop device over an image.
+pub(super) struct LoopDevice {
+    pub(super) path: std::path::PathBuf,
+}
+
+impl LoopDevice {
+    /// None, and a line that says so, where loop devices cannot be made.
+    pub(super) fn new(file: &NamedTempFile, sector_bytes: u32) -> Option<LoopDevice> {
+        let output = std::process::Command::new("losetup")
+            .args([
+                "--find",
+                "--show",
+                "--sector-size",
+                &sector_bytes.to_string(),
+            ])
+            .arg(file.path())
+            .output();
+        match output {
+            Ok(output) if output.status.success() => {
+                let path = String::from_utf8(output.stdout).unwrap();
+                Some(LoopDevice {
+                    path: path.trim().into(),
+                })
+            }
+            _ => {
+                println!("skipped: loop devices cannot be made here");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("losetup")
+            .arg("--detach")
+            .arg(&self.path)
+            .status();
+    }
+}
+
+/// A disk on an image that nobody uses any more. A child process that another test has just forked
+/// may keep the image's last descriptor, and so its lock, until it executes its program.
+pub(super) fn block(config: DiskConfig, placement: Placement) -> Block {
+    for _ in 0..1000 {
+        match Block::new(config.clone(), placement.clone()) {
+            Err(BlockError::Image(image::ImageError::Locked { .. })) => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            result => return result.unwrap(),
+        }
+    }
+    panic!("{config:?} stays locked");
+}
+
 /// A disk, its threads and its driver.
 pub(super) struct Rig {
     // Dropped first: its queues are on the threads.
@@ -374,14 +445,18 @@ impl Rig {
         let homes = threads.iter().cycle().take(queues);
         let placement =
             Placement::new(threads[0].remote(), homes.map(|t| Some(t.remote().clone())));
-        let block = Block::new(options.disk, placement).unwrap();
-        let handle = block.handle();
+        let block = block(options.disk, placement);
+        Rig::of(block, options.features, threads)
+    }
+
+    /// A driver that accepts what it can of `features` for a disk whose threads the caller has.
+    pub(super) fn of(block: Block, features: u64, threads: Vec<IoThread>) -> Rig {
         let mut rig = Rig {
-            handle,
+            handle: block.handle(),
             line: Arc::new(Line::default()),
             guests: Vec::new(),
             mem: ram(RAM_BYTES),
-            features: options.features & block.features() | VERSION_1,
+            features: features & block.features() | VERSION_1,
             block,
             threads,
         };
