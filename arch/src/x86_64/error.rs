@@ -10,8 +10,9 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// What can go wrong between a configuration and a vCPU that runs.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A file that is missing, unreadable, or not a regular file.
-    #[error("{file} {path}: {reason}")]
+    /// A file that is missing, unreadable, or not a regular file. The text is the reason alone:
+    /// whoever prints it has named option and path.
+    #[error("{reason}")]
     Open {
         /// Option that named the file.
         file: FileRole,

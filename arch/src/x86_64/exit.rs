@@ -180,7 +180,10 @@ impl ExitReport {
     fn remedy(&self) -> &'static str {
         let emulation = self.suberror == Some(KVM_INTERNAL_ERROR_EMULATION);
         match self.exit {
-            FatalExit::InternalError if emulation && !self.hardware_virtualization => {
+            // Such a KVM runs user code on the processor, so that only other code is interpreted.
+            FatalExit::InternalError
+                if emulation && !self.hardware_virtualization && self.cpl != Some(3) =>
+            {
                 "this host has no hardware virtualization (vmx, svm), so its KVM interprets the \
                  guest's kernel and does not know this instruction; use a host that has it (pollux \
                  check tells), the nested lab, or the embedded guest"

@@ -41,6 +41,26 @@ pub trait Image {
     }
 }
 
+impl<I: Image + ?Sized> Image for &I {
+    fn len_bytes(&self) -> std::io::Result<u64> {
+        (**self).len_bytes()
+    }
+
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> std::io::Result<usize> {
+        (**self).read_at(buf, offset)
+    }
+
+    fn copy_to(
+        &self,
+        offset: u64,
+        mem: &GuestMemory,
+        address: u64,
+        len_bytes: usize,
+    ) -> std::io::Result<()> {
+        (**self).copy_to(offset, mem, address, len_bytes)
+    }
+}
+
 impl Image for File {
     fn len_bytes(&self) -> std::io::Result<u64> {
         Ok(self.metadata()?.len())
@@ -133,4 +153,69 @@ pub fn open(role: FileRole, path: &Path) -> Result<File> {
         }
         _ => fail(e.to_string()),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn what_is_no_regular_file_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        let _socket = UnixListener::bind(path("socket")).unwrap();
+        let fifo = std::process::Command::new("mkfifo")
+            .arg(path("fifo"))
+            .status();
+        assert!(fifo.unwrap().success());
+        for (path, reason) in [
+            (path("absent"), "no such file: check the path"),
+            (dir.path().to_owned(), "is a directory: give a kernel file"),
+            (path("socket"), "is a socket: give a kernel file"),
+            (path("fifo"), "is a FIFO: give a kernel file"),
+            (
+                "/dev/null".into(),
+                "is a character device: give a kernel file",
+            ),
+        ] {
+            let error = open(FileRole::Kernel, &path).unwrap_err();
+            assert_eq!(error.to_string(), reason);
+            assert_eq!(error.option(), Some("--kernel"));
+            let Error::Open { path: named, .. } = error else {
+                panic!("{error:?}");
+            };
+            assert_eq!(Path::new(&named), path);
+        }
+        std::fs::write(path("file"), b"bytes").unwrap();
+        let file = open(FileRole::Initrd, &path("file")).unwrap();
+        assert_eq!(file.len_bytes().unwrap(), 5);
+    }
+
+    #[test]
+    fn slices_and_files_read_alike() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(b"0123456789").unwrap();
+        let slice: &[u8] = b"0123456789";
+        let images: [&dyn Image; 2] = [&file, &slice];
+        let mem = GuestMemory::from_ranges(&[(GuestAddress(0), 4096)]).unwrap();
+        for image in images {
+            let mut buf = [0; 4];
+            assert_eq!(image.read_at(&mut buf, 8).unwrap(), 2);
+            assert_eq!(&buf[..2], b"89");
+            assert_eq!(image.read_at(&mut buf, 11).unwrap(), 0);
+            image.read_exact_at(&mut buf, 3).unwrap();
+            assert_eq!(&buf, b"3456");
+            let end = image.read_exact_at(&mut buf, 7).unwrap_err();
+            assert_eq!(end.kind(), std::io::ErrorKind::UnexpectedEof);
+            image.copy_to(2, &mem, 100, 3).unwrap();
+            mem.read_slice(&mut buf, GuestAddress(100)).unwrap();
+            assert_eq!(&buf, b"234\0");
+            assert!(image.copy_to(8, &mem, 100, 3).is_err());
+            assert!(image.copy_to(0, &mem, 4094, 3).is_err());
+            assert!(image.copy_to(u64::MAX, &mem, 0, 1).is_err());
+            mem.write_slice(&[0; 200], GuestAddress(0)).unwrap();
+        }
+    }
 }

@@ -92,9 +92,10 @@ fn option_prefix(error: &arch::Error, value: Option<&str>) -> String {
 
 impl From<arch::Error> for Error {
     fn from(source: arch::Error) -> Self {
-        Self::Arch {
-            source,
-            value: None,
-        }
+        let value = match &source {
+            arch::Error::Open { path, .. } => Some(path.clone()),
+            _ => None,
+        };
+        Self::Arch { source, value }
     }
 }

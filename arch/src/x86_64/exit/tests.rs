@@ -21,8 +21,16 @@ fn interpreter_case_names_instruction_and_remedy() {
          interprets the guest's kernel and does not know this instruction; use a host that has it \
          (pollux check tells), the nested lab, or the embedded guest"
     );
+    // Not where KVM uses the processor itself.
     let text = report(FatalExit::InternalError, Some(1), &[0xcc], true).to_string();
     assert!(!text.contains("no hardware virtualization"), "{text}");
+    let user = ExitReport {
+        cpl: Some(3),
+        ..report(FatalExit::InternalError, Some(1), &[0xcc], false)
+    };
+    let text = user.to_string();
+    assert!(!text.contains("no hardware virtualization"), "{text}");
+    assert!(text.contains("device memory"), "{text}");
 }
 
 #[test]
