@@ -11,6 +11,7 @@ pub mod disks;
 pub mod fio;
 pub mod guest;
 pub mod matrix;
+pub mod preset;
 pub mod progress;
 pub mod record;
 pub mod report;

@@ -63,8 +63,11 @@ impl Plan {
                 results
             }
             None => {
-                let mut runs =
-                    matrix::parse(&common.matrix, defaults.tool).map_err(|e| usage(&e))?;
+                let words = match common.preset {
+                    Some(preset) => preset.matrix(defaults.tool, &common.matrix),
+                    None => common.matrix.clone(),
+                };
+                let mut runs = matrix::parse(&words, defaults.tool).map_err(|e| usage(&e))?;
                 writes = adapt(&mut runs);
                 if common.peer == Some(Peer::Qemu) {
                     runs = beside(&runs, Vmm::Qemu);

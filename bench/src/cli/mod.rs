@@ -3,6 +3,7 @@
 mod fio;
 mod guest;
 mod measure;
+mod report;
 #[cfg(test)]
 mod tests;
 
@@ -26,14 +27,16 @@ enum Command {
     Fio(Box<fio::FioArgs>),
     /// Run the embedded guest over a matrix of loads and settings: results in seconds
     Guest(Box<guest::GuestArgs>),
-    /// Print the report of a result file again
-    Report {
-        /// Written by --json
-        #[arg(value_name = "RESULT.json")]
-        result: PathBuf,
-        /// Write every measurement as CSV
-        #[arg(long, value_name = "FILE")]
-        csv: Option<PathBuf>,
+    /// Print the report of result files again
+    Report(report::ReportArgs),
+    /// Print two result files side by side
+    Compare {
+        /// The baseline, written by --json
+        #[arg(value_name = "A.json")]
+        a: PathBuf,
+        /// What is compared with it
+        #[arg(value_name = "B.json")]
+        b: PathBuf,
     },
 }
 
@@ -72,10 +75,14 @@ pub fn run(cli: Cli) -> Result<(), Error> {
     match cli.command {
         Command::Fio(args) => fio::run(*args),
         Command::Guest(args) => guest::run(*args),
-        Command::Report { result, csv } => {
-            let results = crate::record::Results::load(&result)?;
-            print!("{}", crate::report::text(&results));
-            measure::write_csv(&results, csv.as_deref())
+        Command::Report(args) => report::run(&args),
+        Command::Compare { a, b } => {
+            let (a, b) = (
+                crate::record::Results::load(&a)?,
+                crate::record::Results::load(&b)?,
+            );
+            print!("{}", crate::report::compare(&a, &b));
+            Ok(())
         }
     }
 }
@@ -86,6 +93,10 @@ pub struct Common {
     /// axis=value[,value…] words; all axes are listed at the end of this help
     #[arg(value_name = "MATRIX")]
     matrix: Vec<String>,
+
+    /// A published study as the matrix; words given besides replace its axes
+    #[arg(long, value_name = "STUDY")]
+    preset: Option<crate::preset::Preset>,
 
     /// Measure every run on this VMM too, turn by turn, and compare with it
     #[arg(long, value_name = "VMM")]
@@ -141,7 +152,7 @@ pub struct Common {
 
     /// Go on with a result that was interrupted: its matrix and rounds are used; repeat the
     /// other options
-    #[arg(long, value_name = "RESULT.json", conflicts_with_all = ["matrix", "peer", "repeat"])]
+    #[arg(long, value_name = "RESULT.json", conflicts_with_all = ["matrix", "preset", "peer", "repeat"])]
     resume: Option<PathBuf>,
 }
 

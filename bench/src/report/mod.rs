@@ -2,7 +2,9 @@
 //!
 //! All are made from the same [`Row`]s: a run, its name, its baseline and its summaries.
 
+mod compare;
 mod csv;
+mod reference;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -11,7 +13,9 @@ use crate::matrix::{Layout, Run};
 use crate::record::{Measurement, Results, RunRecord};
 use crate::stats::{Difference, Summary, difference};
 
+pub use compare::compare;
 pub use csv::csv;
+pub use reference::reference;
 pub use text::text;
 
 /// One run, as reports show it.

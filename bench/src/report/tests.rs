@@ -146,3 +146,118 @@ fn percentiles_of_buckets() {
     let one = summarise(vec![(10, 1)], 1, 0);
     assert_eq!((one.mean_ns, one.p50_ns, one.p90_ns), (5.0, 10, 10));
 }
+
+fn line_with<'a>(text: &'a str, parts: &[&str]) -> Vec<&'a str> {
+    let found = text.lines().find(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        words.starts_with(parts)
+    });
+    found
+        .unwrap_or_else(|| panic!("{parts:?} in {text}"))
+        .split_whitespace()
+        .collect()
+}
+
+/// Results of the study of weights: the weighted rule 2 % below per-handler, for less CPU.
+fn weights_study() -> Results {
+    let words = crate::preset::Preset::Weights.matrix(Tool::Guest, &[]);
+    let runs = matrix::parse(&words, Tool::Guest).expect("a matrix");
+    let mut results = Results::new(Tool::Guest, Conditions::default(), 1, runs);
+    for record in &mut results.runs {
+        let weighted = record.run.poll_weight.is_some();
+        let (iops, ns) = if weighted {
+            (98_000.0, 180_000_000)
+        } else {
+            (100_000.0, 300_000_000)
+        };
+        let mut m = measurement(iops, ns);
+        m.polling = vec![Polling {
+            name: "io0".into(),
+            windows: vec![(4096, 30), (8192, 70)],
+            ..Polling::default()
+        }];
+        record.rounds = vec![Some(m)];
+    }
+    results
+}
+
+#[test]
+fn published_figures_stand_beside_ours() {
+    let study = weights_study();
+    let records: Vec<_> = study.runs.iter().collect();
+    let text = reference(&records).expect("published figures");
+    let w2 = line_with(&text, &["w2", "randread", "8k"]);
+    assert_eq!(w2[5..], ["163718", "-3.1%", "98000", "-2.0%"]);
+    let old = line_with(&text, &["v9.2.0", "randread"]);
+    assert_eq!(old[7..], ["100000", "+0.0%"]);
+    let window = line_with(&text, &["randread", "3"]);
+    assert_eq!(
+        window[2..],
+        [
+            "5010000", "15647", "14863", "28695", "100", "4915", "8192", "8192"
+        ]
+    );
+    assert_eq!(line_with(&text, &["randwrite", "3"])[6..], ["-"; 4]);
+    let change = line_with(&text, &["qemu-10.0", "FCP", "1", "randread", "cpu"]);
+    assert_eq!(change[5..], ["-7.3%", "-5.3%", "-15.0%", "-15.0%"]);
+    let engine = line_with(&text, &["randread", "4k", "64", "io_uring", "1"]);
+    assert_eq!(engine[5..], ["324797", "318429", "-"]);
+    // Every published line is there: three header lines and a caption for each table.
+    let csv_lines: usize = [6, 10, 64, 16].iter().sum();
+    assert_eq!(
+        text.lines().filter(|l| !l.is_empty()).count(),
+        csv_lines + 2 * 4
+    );
+}
+
+#[test]
+fn without_results_the_published_figures_stand_alone() {
+    let text = reference(&[]).expect("published figures");
+    assert_eq!(line_with(&text, &["w2", "randread", "8k"])[7..], ["-", "-"]);
+}
+
+#[test]
+fn two_files_are_compared_run_by_run() {
+    let a = sample();
+    let mut b = sample();
+    for record in &mut b.runs {
+        record
+            .rounds
+            .iter_mut()
+            .flatten()
+            .for_each(|m| m.iops *= 1.5);
+    }
+    b.runs.truncate(5);
+    let text = compare(&a, &b);
+    let w1 = line_with(&text, &["w1", "randread", "8k", "d1"]);
+    assert_eq!(w1[4..9], ["100000", "±1.0%", "150000", "±1.0%", "+50.0%"]);
+    assert!(
+        text.contains("note: only in A: w3, randread 8k d8"),
+        "{text}"
+    );
+    assert_eq!(text.lines().count(), 1 + 5 + 1, "{text}");
+}
+
+#[test]
+fn results_of_two_vmms_are_compared_by_their_load() {
+    let results = |matrix: &str, iops: f64| {
+        let runs = matrix::parse(&[matrix], Tool::Guest).expect("a matrix");
+        let mut r = Results::new(Tool::Guest, Conditions::default(), 1, runs);
+        r.runs
+            .iter_mut()
+            .for_each(|x| x.rounds = vec![Some(measurement(iops, 1))]);
+        r
+    };
+    let text = compare(
+        &results("vmm=qemu iodepth=1,8", 100.0),
+        &results("vmm=pollux iodepth=1,8", 200.0),
+    );
+    let line = line_with(&text, &["qemu", "→", "pollux", "randread", "4k", "d8"]);
+    assert_eq!(line[6..9], ["100", "200", "+100.0%"]);
+    // Two of a kind on one side: nothing is guessed.
+    let text = compare(
+        &results("poll-weight=1,2", 100.0),
+        &results("poll-weight=3", 200.0),
+    );
+    assert_eq!(text.matches("only in A").count(), 2, "{text}");
+}
