@@ -23,6 +23,7 @@ pub struct Plan {
     warm_up: usize,
     json: Option<PathBuf>,
     csv: Option<PathBuf>,
+    html: Option<PathBuf>,
 }
 
 /// What a load does when it is not told.
@@ -115,6 +116,7 @@ impl Plan {
             warm_up: common.warm_up.unwrap_or(defaults.warm_up),
             json: common.json.or(common.resume),
             csv: common.csv,
+            html: common.html,
         })
     }
 
@@ -142,7 +144,7 @@ impl Plan {
             .any(|r| r.measurements().next().is_some());
         if measured {
             print!("{}", report::text(&self.results));
-            write_csv(&self.results, self.csv.as_deref())?;
+            write_files(&self.results, self.csv.as_deref(), self.html.as_deref())?;
         }
         if let Some(error) = unsaved {
             return Err(error.into());
@@ -199,9 +201,18 @@ fn default_pollux() -> PathBuf {
         .unwrap_or_else(|| "pollux".into())
 }
 
-/// Writes the CSV report if asked for.
-pub fn write_csv(results: &Results, path: Option<&Path>) -> Result<(), Error> {
-    let Some(path) = path else { return Ok(()) };
-    let bytes = report::csv(results).map_err(|e| Error::Failed(format!("CSV: {e}")))?;
-    Ok(crate::record::write_whole(path, &bytes)?)
+/// Writes the reports that are asked for.
+pub fn write_files(
+    results: &Results,
+    csv: Option<&Path>,
+    html: Option<&Path>,
+) -> Result<(), Error> {
+    if let Some(path) = csv {
+        let bytes = report::csv(results).map_err(|e| Error::Failed(format!("CSV: {e}")))?;
+        crate::record::write_whole(path, &bytes)?;
+    }
+    if let Some(path) = html {
+        crate::record::write_whole(path, report::html(results).as_bytes())?;
+    }
+    Ok(())
 }

@@ -150,6 +150,10 @@ pub struct Common {
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
 
+    /// Write a page with charts
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+
     /// Go on with a result that was interrupted: its matrix and rounds are used; repeat the
     /// other options
     #[arg(long, value_name = "RESULT.json", conflicts_with_all = ["matrix", "preset", "peer", "repeat"])]

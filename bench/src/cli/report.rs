@@ -21,6 +21,10 @@ pub(super) struct ReportArgs {
     /// Write every measurement as CSV; of one result file
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
+
+    /// Write a page with charts; of one result file
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
 }
 
 pub(super) fn run(args: &ReportArgs) -> Result<(), Error> {
@@ -29,8 +33,8 @@ pub(super) fn run(args: &ReportArgs) -> Result<(), Error> {
         .iter()
         .map(|path| Results::load(path))
         .collect::<Result<_, _>>()?;
-    if args.csv.is_some() && files.len() != 1 {
-        let text = "--csv: give one result file, whose measurements are written";
+    if (args.csv.is_some() || args.html.is_some()) && files.len() != 1 {
+        let text = "--csv and --html write one result; give one result file";
         return Err(Error::Usage(text.into()));
     }
     for (path, results) in args.results.iter().zip(&files) {
@@ -38,7 +42,7 @@ pub(super) fn run(args: &ReportArgs) -> Result<(), Error> {
             println!("{}", path.display());
         }
         println!("{}", report::text(results).trim_end());
-        measure::write_csv(results, args.csv.as_deref())?;
+        measure::write_files(results, args.csv.as_deref(), args.html.as_deref())?;
     }
     if args.reference {
         if !files.is_empty() {

@@ -1,9 +1,10 @@
-//! Reports of what was measured: text tables, CSV, JSON.
+//! Reports of what was measured: text tables, CSV, an HTML page.
 //!
 //! All are made from the same [`Row`]s: a run, its name, its baseline and its summaries.
 
 mod compare;
 mod csv;
+mod html;
 mod reference;
 #[cfg(test)]
 mod tests;
@@ -15,6 +16,7 @@ use crate::stats::{Difference, Summary, difference};
 
 pub use compare::compare;
 pub use csv::csv;
+pub use html::html;
 pub use reference::reference;
 pub use text::text;
 

@@ -44,9 +44,9 @@ pub fn text(results: &Results) -> String {
             let _ = write!(out, "\n{part}");
         }
     }
-    let notes = notes(results, &rows);
-    if !notes.is_empty() {
-        let _ = write!(out, "\n{notes}");
+    for (index, note) in notes(results, &rows).iter().enumerate() {
+        let gap = if index == 0 { "\n" } else { "" };
+        let _ = writeln!(out, "{gap}note: {note}");
     }
     out
 }
@@ -303,7 +303,7 @@ fn window_table(rows: &[Row<'_>]) -> String {
 }
 
 /// What a reader has to know beside the figures.
-fn notes(results: &Results, rows: &[Row<'_>]) -> String {
+pub(crate) fn notes(results: &Results, rows: &[Row<'_>]) -> Vec<String> {
     let mut notes: Vec<String> = results.conditions.remarks.clone();
     if !results.complete {
         notes.push("interrupted: what was measured until then is shown".into());
@@ -341,10 +341,7 @@ fn notes(results: &Results, rows: &[Row<'_>]) -> String {
             notes.push(format!("{} ({}): {failure}", row.name, row.load.clone()));
         }
     }
-    notes.iter().fold(String::new(), |mut text, note| {
-        let _ = writeln!(text, "note: {note}");
-        text
-    })
+    notes
 }
 
 /// CPU of other processes while the run was measured, in percent of all CPUs of the host.

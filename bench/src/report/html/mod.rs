@@ -1,0 +1,336 @@
+//! The HTML report: one page that needs nothing else, with charts as SVG.
+
+mod charts;
+mod svg;
+#[cfg(test)]
+mod tests;
+
+use std::fmt::Write as _;
+
+use super::{Row, against_baseline, rows};
+use crate::matrix::{Axis, Layout, axis};
+use crate::record::{Measurement, Results};
+use crate::stats::{Difference, Summary, Verdict};
+
+use charts::Series;
+use svg::{Drawing, escape};
+
+const STYLE: &str = include_str!("style.css");
+
+/// The page.
+pub fn html(results: &Results) -> String {
+    let rows = rows(results);
+    let names = names(&rows);
+    let mut page = String::new();
+    let title = match results.tool {
+        crate::matrix::Tool::Fio => "fio in a Linux guest: IOPS against CPU",
+        crate::matrix::Tool::Guest => "Embedded guest: IOPS against CPU",
+    };
+    let _ = write!(
+        page,
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
+         <title>{title}</title><style>{STYLE}</style></head>\n<body><main>\n<h1>{title}</h1>\n"
+    );
+    page += &conditions(results);
+    let notes = super::text::notes(results, &rows);
+    if !notes.is_empty() {
+        let items = notes
+            .iter()
+            .map(|n| format!("<li>{}</li>", escape(n)))
+            .collect::<String>();
+        let _ = writeln!(page, "<div class=\"notes\"><ul>{items}</ul></div>");
+    }
+    page += &table(results, &rows);
+    let groups = groups(&rows);
+    if groups.len() > 3 {
+        let links = groups.iter().map(|g| {
+            format!(
+                "<a href=\"#load{}\">{}</a> ",
+                g[0],
+                escape(&section_title(&rows[g[0]]))
+            )
+        });
+        let _ = writeln!(page, "<nav>{}</nav>", links.collect::<String>());
+    }
+    for group in groups {
+        page += &section(&rows, &group, &names);
+    }
+    page += "</main></body></html>\n";
+    page
+}
+
+/// The names of runs in the order of their first appearance: a name has one colour on the page.
+fn names(rows: &[Row<'_>]) -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
+    for row in rows {
+        if !names.contains(&row.name) {
+            names.push(row.name.clone());
+        }
+    }
+    names
+}
+
+/// Indices of rows that are compared with each other.
+fn groups(rows: &[Row<'_>]) -> Vec<Vec<usize>> {
+    let mut groups: Vec<Vec<usize>> = Vec::new();
+    for (index, row) in rows.iter().enumerate() {
+        match groups.iter_mut().find(|g| g[0] == row.baseline) {
+            Some(group) => group.push(index),
+            None => groups.push(vec![index]),
+        }
+    }
+    groups
+}
+
+fn conditions(results: &Results) -> String {
+    let c = &results.conditions;
+    let mut facts = vec![
+        date(c.started_unix),
+        format!("{} ({} CPUs)", c.processor, c.cpus),
+        format!("Linux {}", c.kernel),
+    ];
+    facts.extend(c.versions.iter().cloned());
+    let facts: Vec<String> = facts.iter().map(|f| escape(f)).collect();
+    let command = format!("pollux-bench {}", c.arguments.join(" "));
+    format!(
+        "<p class=\"faint\">{}</p>\n<p class=\"faint\"><code>{}</code></p>\n",
+        facts.join(" · "),
+        escape(command.trim())
+    )
+}
+
+/// A day of the proleptic Gregorian calendar and the time, in UTC.
+fn date(unix: u64) -> String {
+    let (mut days, seconds) = (unix / 86_400, unix % 86_400);
+    let leap = |y: u64| y.is_multiple_of(4) && (!y.is_multiple_of(100) || y.is_multiple_of(400));
+    let mut year = 1970;
+    while days >= 365 + u64::from(leap(year)) {
+        days -= 365 + u64::from(leap(year));
+        year += 1;
+    }
+    let february = 28 + u64::from(leap(year));
+    let mut month = 1;
+    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
+        if days < length {
+            break;
+        }
+        days -= length;
+        month += 1;
+    }
+    let (hour, minute) = (seconds / 3600, seconds / 60 % 60);
+    format!(
+        "{year}-{month:02}-{:02} {hour:02}:{minute:02} UTC",
+        days + 1
+    )
+}
+
+/// The main table, with more columns than the text has room for.
+fn table(results: &Results, rows: &[Row<'_>]) -> String {
+    let layout = Layout::of(results.runs.iter().map(|r| &r.run));
+    let varies = |axis: &Axis| {
+        rows.iter()
+            .any(|r| (axis.get)(r.run()) != (axis.get)(rows[0].run()))
+    };
+    let standing = |names: &[&str]| names.iter().filter_map(|n| axis(n)).collect::<Vec<_>>();
+    let mut columns = standing(&["rw", "bs", "iodepth"]);
+    columns.extend(layout.further());
+    // What is the same everywhere stands below the table.
+    let (varying, constant): (Vec<&Axis>, Vec<&Axis>) = standing(&["numjobs", "iothreads"])
+        .into_iter()
+        .partition(|axis| varies(axis));
+    columns.extend(varying);
+    let constant: String = constant
+        .iter()
+        .filter_map(|axis| {
+            Some(format!(
+                " {}: {}.",
+                axis.name,
+                (axis.get)(rows.first()?.run())?
+            ))
+        })
+        .collect();
+    let mut head = String::from("<th class=\"left\">run</th>");
+    for column in &columns {
+        let class = if column.name == "rw" {
+            " class=\"left\""
+        } else {
+            ""
+        };
+        let _ = write!(head, "<th{class}>{}</th>", column.name);
+    }
+    for name in [
+        "IOPS",
+        "diff",
+        "CPU",
+        "diff",
+        "I/O CPU ns/IO",
+        "diff",
+        "p50 µs",
+        "p99 µs",
+    ] {
+        let _ = write!(head, "<th>{name}</th>");
+    }
+    let mut body = String::new();
+    for (index, row) in rows.iter().enumerate() {
+        let _ = write!(body, "<tr><td class=\"left\">{}</td>", escape(&row.name));
+        for column in &columns {
+            let class = if column.name == "rw" {
+                " class=\"left\""
+            } else {
+                ""
+            };
+            let value = (column.get)(row.run()).unwrap_or_default();
+            let _ = write!(body, "<td{class}>{}</td>", escape(&value));
+        }
+        if row.iops.is_none() {
+            let text = if row.record.rounds.is_empty() {
+                "not measured"
+            } else {
+                "failed"
+            };
+            let _ = writeln!(
+                body,
+                "<td colspan=\"8\" class=\"left noise\">{text}</td></tr>"
+            );
+            continue;
+        }
+        let per_io = |r: &Row<'_>| r.summary(Measurement::io_cpu_per_io);
+        body += &figure_cells(
+            row.iops,
+            0,
+            "",
+            against_baseline(rows, index, |r| r.iops),
+            true,
+        );
+        body += &figure_cells(
+            row.cpu,
+            1,
+            "%",
+            against_baseline(rows, index, |r| r.cpu),
+            false,
+        );
+        body += &figure_cells(
+            per_io(row),
+            0,
+            "",
+            against_baseline(rows, index, per_io),
+            false,
+        );
+        for latency in [
+            row.summary(|m| m.latency.map(|l| l.p50_ns / 1e3)),
+            row.summary(|m| m.latency.map(|l| l.p99_ns / 1e3)),
+        ] {
+            let _ = write!(
+                body,
+                "<td>{}</td>",
+                latency.map_or("–".into(), |s| format!("{:.1}", s.median))
+            );
+        }
+        body += "</tr>\n";
+    }
+    format!(
+        "<div class=\"scroll\"><table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table></div>\n\
+         <p class=\"faint\">CPU: all threads of the VMM, in percent of one CPU. I/O CPU: all but the \
+         vCPUs. Differences are to the first run of the same load; grey ones are inside the spread.{constant}</p>\n"
+    )
+}
+
+/// The cells of a figure and of its difference.
+fn figure_cells(
+    summary: Option<Summary>,
+    decimals: usize,
+    unit: &str,
+    difference: Option<Difference>,
+    more_is_better: bool,
+) -> String {
+    let value = summary.map_or("–".into(), |s| {
+        let spread = s
+            .spread_percent()
+            .map_or(String::new(), |p| format!(" <small>±{p:.1}%</small>"));
+        format!("{:.decimals$}{unit}{spread}", s.median)
+    });
+    let diff = difference.map_or("<td></td>".into(), |d| {
+        let class = match d.verdict {
+            Verdict::Noise => "noise",
+            Verdict::Unknown => "",
+            Verdict::Higher if more_is_better => "better",
+            Verdict::Lower if !more_is_better => "better",
+            _ => "worse",
+        };
+        let noise = if d.verdict == Verdict::Noise {
+            " noise"
+        } else {
+            ""
+        };
+        format!("<td class=\"{class}\">{:+.1}%{noise}</td>", d.percent)
+    });
+    format!("<td>{value}</td>{diff}")
+}
+
+/// What the runs of a section have in common.
+fn section_title(first: &Row<'_>) -> String {
+    match first.run().iothreads {
+        1 => first.load.clone(),
+        0 => format!("{}, main loop", first.load),
+        n => format!("{}, {n} iothreads", first.load),
+    }
+}
+
+/// The charts of runs that are compared.
+fn section(rows: &[Row<'_>], group: &[usize], names: &[String]) -> String {
+    let series: Vec<Series<'_>> = group
+        .iter()
+        .filter(|&&i| rows[i].iops.is_some())
+        .map(|&i| Series {
+            row: &rows[i],
+            colour: names.iter().position(|n| *n == rows[i].name).unwrap_or(0),
+        })
+        .collect();
+    if series.is_empty() {
+        return String::new();
+    }
+    let title = section_title(&rows[group[0]]);
+    let mut legend = String::new();
+    for s in &series {
+        let mut mark = Drawing::new(&s.row.name, 14.0, 14.0);
+        mark.mark(s.colour, 7.0, 7.0, &s.row.name);
+        let _ = write!(
+            legend,
+            "<span>{}{}</span>",
+            mark.finish(),
+            escape(&s.row.name)
+        );
+    }
+    legend += "<span><span class=\"dash\"></span>Pareto front: no other run gives more IOPS for less CPU</span>";
+    let mut charts = String::new();
+    let mut figure = |title: &str, chart: Option<String>| {
+        if let Some(chart) = chart {
+            let _ = writeln!(charts, "<figure><h3>{title}</h3>{chart}</figure>");
+        }
+    };
+    figure(
+        "IOPS against CPU of the whole VMM",
+        charts::iops_against_cpu(&series, &title, Measurement::cpu_percent, "CPU, % of one"),
+    );
+    figure(
+        "IOPS against CPU of the I/O threads",
+        charts::iops_against_cpu(
+            &series,
+            &title,
+            Measurement::io_cpu_percent,
+            "CPU of all threads but vCPUs, % of one",
+        ),
+    );
+    figure("Latency", charts::latency(&series, &title));
+    figure("Polling windows", charts::poll_windows(&series, &title));
+    let wide = charts::cpu_of_an_io(&series, &title).map_or(String::new(), |chart| {
+        format!("<figure class=\"wide\"><h3>CPU of an I/O by thread</h3>{chart}</figure>\n")
+    });
+    format!(
+        "<section id=\"load{}\"><h2>{}</h2>\n<div class=\"legend\">{legend}</div>\n<div class=\"charts\">\n{charts}</div>\n\
+         {wide}</section>\n",
+        group[0],
+        escape(&title)
+    )
+}
