@@ -2,25 +2,16 @@
 
 use std::collections::BTreeSet;
 
+use iothread::SettingError;
 use tracing_subscriber::filter::LevelFilter;
 
-use super::{
-    Config, Disk, Engine, Error, ErrorPolicy, IoThread, PollPolicy, Size, Transport, placement,
-};
+use super::{Config, Disk, Error, ErrorPolicy, IoThread, Size, Transport, placement};
+use crate::vm::{disks, iothreads};
 
 /// Most vCPUs.
 pub const MAX_CPUS: u32 = 64;
 /// Least guest memory.
 pub const MIN_MEMORY: Size = Size(64 << 20);
-/// Longest serial number of a disk (VIRTIO 1.2, 5.2.6: GET_ID returns 20 bytes).
-pub const MAX_SERIAL_BYTES: usize = 20;
-/// Most descriptors in a queue (VIRTIO 1.2, 2.7).
-pub const MAX_QUEUE_SIZE: u16 = 32768;
-/// Fewest: a request is a header, one segment and a status byte.
-pub const MIN_QUEUE_SIZE: u16 = 4;
-/// Most request queues of a disk.
-pub const MAX_QUEUES: u16 = 256;
-
 /// The parts of the program that have a log level of their own.
 const LOG_PARTS: [&str; 4] = ["vmm", "devices", "arch", "iothread"];
 
@@ -145,88 +136,32 @@ pub fn check_id(id: &str) -> Result<(), String> {
 
 /// Checks the numbers of an iothread.
 pub fn check_iothread(iothread: &IoThread) -> Result<(), String> {
-    let settings = [
-        ("poll-max-ns", iothread.poll_max_ns, i64::MAX),
-        ("poll-grow", iothread.poll_grow, i64::MAX),
-        ("poll-shrink", iothread.poll_shrink, i64::MAX),
-        ("poll-weight", iothread.poll_weight, 63),
-        ("aio-max-batch", iothread.aio_max_batch, i64::MAX),
-    ];
-    for (name, value, max) in settings {
-        if !(0..=max).contains(&value) {
-            return Err(format!(
-                "{name}={value}: {name} value must be in range [0, {max}]"
-            ));
-        }
-    }
-    let _: PollPolicy = iothread.poll_policy;
-    Ok(())
+    iothreads::settings(iothread)
+        .validate()
+        .map_err(|error| match &error {
+            SettingError::Range { name, value, .. } => format!("{name}={value}: {error}"),
+            _ => error.to_string(),
+        })
 }
 
 fn check_disk(disk: &Disk) -> Result<(), String> {
     if disk.path.as_os_str().is_empty() {
         return Err("path= is empty; name an image or a block device".to_owned());
     }
-    if let Some(queues) = disk.queues
-        && !(1..=MAX_QUEUES).contains(&queues)
+    if let Some(serial) = &disk.serial
+        && !serial.bytes().all(|b| b.is_ascii_graphic() || b == b' ')
     {
-        return Err(format!(
-            "queues={queues}: out of range; give 1 to {MAX_QUEUES}"
-        ));
+        return Err("serial=: not plain ASCII; use letters, digits and punctuation".to_owned());
     }
-    let size = disk.queue_size;
-    if !size.is_power_of_two() || !(MIN_QUEUE_SIZE..=MAX_QUEUE_SIZE).contains(&size) {
-        return Err(format!(
-            "queue-size={size}: not possible; give a power of two from {MIN_QUEUE_SIZE} to {MAX_QUEUE_SIZE}"
-        ));
-    }
-    if let Some(serial) = &disk.serial {
-        if serial.len() > MAX_SERIAL_BYTES {
-            return Err(format!(
-                "serial={serial}: {} bytes long; shorten it to {MAX_SERIAL_BYTES}",
-                serial.len()
-            ));
-        }
-        if !serial.bytes().all(|b| b.is_ascii_graphic() || b == b' ') {
-            return Err("serial=: not plain ASCII; use letters, digits and punctuation".to_owned());
-        }
-    }
-    check_block_sizes(disk)?;
+    let device = disks::disk_config(disk, String::new());
+    device.validate().map_err(|error| error.to_string())?;
     not_built(disk)
-}
-
-fn check_block_sizes(disk: &Disk) -> Result<(), String> {
-    let sizes = [
-        ("logical-block-size", disk.logical_block_size),
-        ("physical-block-size", disk.physical_block_size),
-    ];
-    for (name, size) in sizes {
-        if let Some(size) = size
-            && !(size.is_power_of_two() && (512..=32768).contains(&size))
-        {
-            return Err(format!(
-                "{name}={size}: not possible; give a power of two from 512 to 32768"
-            ));
-        }
-    }
-    let logical = disk.logical_block_size.unwrap_or(512);
-    match disk.physical_block_size {
-        Some(physical) if physical < logical => Err(format!(
-            "physical-block-size={physical}: less than the logical block size {logical}; give at least {logical}"
-        )),
-        _ => Ok(()),
-    }
 }
 
 /// Refuses what the options can say and this version cannot do.
 fn not_built(disk: &Disk) -> Result<(), String> {
     let missing =
         |what: &str, remedy: &str| Err(format!("{what}: not available in this version; {remedy}"));
-    match disk.engine {
-        Engine::Native => return missing("engine=native", "use engine=io_uring"),
-        Engine::Threads => return missing("engine=threads", "use engine=io_uring"),
-        Engine::IoUring => {}
-    }
     match disk.transport {
         Some(Transport::Pci) => return missing("transport=pci", "use transport=mmio"),
         Some(Transport::Ccw) => return missing("transport=ccw", "use transport=mmio"),

@@ -131,7 +131,7 @@ fn option_value(key: &str, option: args::Given<'_>) -> Result<Value, Error> {
         "memory" => section::<Memory>(text, Some("size")),
         "iothread" => section::<IoThread>(text, Some("id")).map(in_list),
         "disk" => section::<Disk>(text, Some("path")).map(in_list),
-        "log" => section::<Log>(text, Some("level")),
+        "log" => log(text),
         "cpus" => leaf::<u32>(text),
         "cpu" => cpu_model(text),
         "serial" => leaf::<Serial>(text),
@@ -151,6 +151,17 @@ fn leaf<T: DeserializeOwned>(text: &str) -> Result<Value, Error> {
     // The place shows the value already.
     de::from_value::<T>(value.clone()).map_err(Error::without_value)?;
     Ok(value)
+}
+
+/// `--log vmm=debug,iothread=trace` is the level alone, as logging programs have it, not keys and values.
+fn log(text: &str) -> Result<Value, Error> {
+    let is_key = |item: &str| item.starts_with("level=") || item.starts_with("file=");
+    if text.split(',').any(is_key) {
+        return section::<Log>(text, Some("level"));
+    }
+    let mut log = Map::new();
+    log.insert("level".to_owned(), Value::String(text.to_owned()));
+    Ok(Value::Object(log))
 }
 
 fn cpu_model(text: &str) -> Result<Value, Error> {

@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 
+use devices::virtio::block;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -120,11 +121,10 @@ fn queue_size() -> u16 {
 }
 
 /// How disk I/O reaches the host kernel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Engine {
     /// The ring of the disk's iothread.
-    #[default]
     #[serde(rename = "io_uring")]
     IoUring,
     /// Linux AIO.
@@ -158,6 +158,37 @@ pub enum ErrorPolicy {
     Stop,
     /// As `stop` when the medium is full, else as `report`.
     Enospc,
+}
+
+impl From<Engine> for block::EngineKind {
+    fn from(engine: Engine) -> Self {
+        match engine {
+            Engine::IoUring => Self::IoUring,
+            Engine::Native => Self::Native,
+            Engine::Threads => Self::Threads,
+        }
+    }
+}
+
+impl From<Cache> for block::CacheMode {
+    fn from(cache: Cache) -> Self {
+        match cache {
+            Cache::Writeback => Self::Writeback,
+            Cache::Writethrough => Self::Writethrough,
+            Cache::Unsafe => Self::Unsafe,
+        }
+    }
+}
+
+impl From<ErrorPolicy> for block::ErrorPolicy {
+    fn from(policy: ErrorPolicy) -> Self {
+        match policy {
+            ErrorPolicy::Report => Self::Report,
+            ErrorPolicy::Ignore => Self::Ignore,
+            ErrorPolicy::Stop => Self::Stop,
+            ErrorPolicy::Enospc => Self::Enospc,
+        }
+    }
 }
 
 /// How a disk is attached to the guest.
@@ -202,9 +233,9 @@ pub struct Disk {
     /// Go around the host's page cache; default: where the file allows it.
     #[serde(default)]
     pub direct: Option<bool>,
-    /// The way to the host kernel.
+    /// The way to the host kernel; default: the best that works.
     #[serde(default)]
-    pub engine: Engine,
+    pub engine: Option<Engine>,
     /// When writes count as done.
     #[serde(default)]
     pub cache: Cache,

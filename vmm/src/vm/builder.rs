@@ -1,6 +1,7 @@
 //! Puts a VM together, in an order in which everything the user may have got wrong is found before anything is made.
 //!
-//! Configuration → /dev/kvm → boot files → memory → kernel and tables in memory → the VM and its devices → console →
+//! Configuration → /dev/kvm → boot files → memory → kernel and tables in memory → iothreads and disks → the VM and its
+//! devices → console →
 //! vCPU threads, which hold until [`Vm::run`].
 
 use std::fs::File;
@@ -16,12 +17,13 @@ use kvm_ioctls::{VcpuFd, VmFd};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::console::Console;
+use super::disks::{self, Disks, Slot};
 use super::error::Error;
 use super::lifecycle::Lifecycle;
 use super::memory::{self, GuestMemory};
 use super::signals::Signals;
 use super::vcpu::{Machine, RunGate, Vcpus};
-use super::{Vm, kvm, power, reset_flag};
+use super::{Vm, iothreads, kvm, power, reset_flag};
 use crate::config::{self, Config};
 
 /// First port of the ACPI power registers.
@@ -31,22 +33,6 @@ const PANIC_PORT: u16 = 0x505;
 
 /// Builds the VM that `config` describes. Call it from the main thread before any other thread is started.
 pub fn build(config: &Config) -> Result<Vm, Error> {
-    if let Some(disk) = config.disk.first() {
-        let place = config::check::disk_place(disk);
-        return Err(config::Error::new(
-            place,
-            "disks are not available in this version; leave it out",
-        )
-        .into());
-    }
-    if let Some(iothread) = config.iothread.first() {
-        let place = format!("--iothread id={}", iothread.id);
-        return Err(config::Error::new(
-            place,
-            "iothreads are not available in this version; leave it out",
-        )
-        .into());
-    }
     let signals = Signals::take().map_err(Error::system("signals"))?;
     let kvm = kvm::open()?;
     arch::vm::check_capabilities(&kvm)?;
@@ -56,8 +42,18 @@ pub fn build(config: &Config) -> Result<Vm, Error> {
     let memory = map_memory(config, &cpuid)?;
     reset_flag::arm(&memory)?;
 
-    let boot = load(config, cpus, &files, &memory)?;
+    let slots = Slot::deal(config.disk.len())?;
+    let boot = load(config, cpus, &slots, &files, &memory)?;
     tracing::info!("kernel: {boot}");
+
+    let lifecycle = Arc::new(Lifecycle::new().map_err(Error::system("eventfd"))?);
+    let context = iothreads::main_context()?;
+    let iothreads = config
+        .iothread
+        .iter()
+        .map(|iothread| iothreads::start(iothread, &lifecycle))
+        .collect::<Result<Vec<_>, _>>()?;
+    let blocks = disks::open(config, &context.remote(), &iothreads)?;
 
     let vm = kvm::create_vm(&kvm).map_err(Error::ioctl("KVM_CREATE_VM"))?;
     arch::vm::setup_vm(&vm)?;
@@ -66,9 +62,9 @@ pub fn build(config: &Config) -> Result<Vm, Error> {
         .map(|index| create_vcpu(&vm, index, &cpuid, &memory, &boot))
         .collect::<Result<Vec<_>, _>>()?;
 
-    let lifecycle = Arc::new(Lifecycle::new().map_err(Error::system("eventfd"))?);
-    let (mut pio, mmio) = (Bus::new(), Bus::new());
+    let (mut pio, mut mmio) = (Bus::new(), Bus::new());
     add_power(&mut pio, &lifecycle, &memory)?;
+    let disks = Disks::attach(blocks, &slots, &vm, &mut mmio, &memory)?;
     let (serial, console) = add_serial(&mut pio, &vm, &config.serial)?;
 
     let machine = Arc::new(Machine {
@@ -81,10 +77,14 @@ pub fn build(config: &Config) -> Result<Vm, Error> {
     let vcpus = Vcpus::start(machine, vcpus).map_err(Error::system("starting a vCPU thread"))?;
     Ok(Vm {
         vcpus,
-        lifecycle,
-        signals,
-        console,
+        disks,
+        iothreads,
+        context,
         serial,
+        console,
+        signals,
+        lifecycle,
+        print_statistics: config.stats,
         _vm: vm,
     })
 }
@@ -124,6 +124,7 @@ fn map_memory(config: &Config, cpuid: &Cpuid) -> Result<GuestMemory, Error> {
 fn load(
     config: &Config,
     cpus: u8,
+    slots: &[Slot],
     files: &BootFiles,
     memory: &GuestMemory,
 ) -> Result<arch::Boot, Error> {
@@ -133,7 +134,7 @@ fn load(
             port: layout::SERIAL_PORT,
             gsi: layout::SERIAL_GSI,
         }],
-        virtio_mmio: Vec::new(),
+        virtio_mmio: slots.iter().map(Slot::acpi).collect(),
         power: PowerRegisters {
             sleep_control: POWER_PORT + AcpiPower::SLEEP_CONTROL as u16,
             sleep_status: POWER_PORT + AcpiPower::SLEEP_STATUS as u16,
@@ -149,7 +150,7 @@ fn load(
         rsdp: Some(rsdp),
         reserved: Vec::new(),
     };
-    let cmdline = cmdline(config);
+    let cmdline = cmdline(config, slots);
     arch::load_kernel(
         memory,
         &files.kernel,
@@ -161,13 +162,14 @@ fn load(
 }
 
 /// The user's command line with ours in front, so that the user's options win, and those after `--` stay last.
-fn cmdline(config: &Config) -> String {
-    let mut cmdline = reset_flag::CMDLINE.to_owned();
-    if !config.cmdline.is_empty() {
-        cmdline.push(' ');
-        cmdline.push_str(&config.cmdline);
-    }
-    cmdline
+fn cmdline(config: &Config, slots: &[Slot]) -> String {
+    let cmdline = format!(
+        "{} {}{}",
+        reset_flag::CMDLINE,
+        disks::cmdline(slots),
+        config.cmdline
+    );
+    cmdline.trim_end().to_owned()
 }
 
 fn create_vcpu(

@@ -2,7 +2,7 @@
 
 use crate::config;
 
-use super::{console, kvm, main_loop, memory};
+use super::{console, disks, iothreads, kvm, main_loop, memory};
 
 /// Any of this module's errors; its text is one line for the user.
 #[derive(Debug, thiserror::Error)]
@@ -24,6 +24,12 @@ pub enum Error {
     /// Guest memory.
     #[error(transparent)]
     Memory(#[from] memory::Error),
+    /// The event loops.
+    #[error(transparent)]
+    IoThreads(#[from] iothreads::Error),
+    /// The disks.
+    #[error(transparent)]
+    Disks(#[from] disks::Error),
     /// The console.
     #[error(transparent)]
     Console(#[from] console::Error),
@@ -49,6 +55,8 @@ impl Error {
     pub fn is_usage(&self) -> bool {
         match self {
             Self::Config(_) | Self::Kvm(_) | Self::Console(_) => true,
+            Self::IoThreads(error) => error.is_usage(),
+            Self::Disks(error) => error.is_usage(),
             Self::Arch { source, .. } => source.option().is_some(),
             Self::Memory(error) => {
                 !matches!(error, memory::Error::Regions(_) | memory::Error::Slot(..))

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use devices::serial::Serial;
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
+use iothread::Context;
 
 use super::console::{Console, Input};
 use super::lifecycle::{Lifecycle, Outcome};
@@ -16,8 +17,14 @@ const PANIC_GRACE: Duration = Duration::from_secs(1);
 
 /// The event loop cannot work.
 #[derive(Debug, thiserror::Error)]
-#[error("main loop: {0}")]
-pub struct Error(#[from] event_manager::Error);
+pub enum Error {
+    /// The event manager.
+    #[error("main loop: {0}")]
+    Events(#[from] event_manager::Error),
+    /// The loop inside.
+    #[error("main loop: {0}")]
+    Context(#[from] iothread::Error),
+}
 
 /// Everything that the main thread listens to.
 pub struct MainLoop {
@@ -29,14 +36,18 @@ pub struct MainLoop {
     pub serial: Arc<Serial>,
     /// The end of the run.
     pub lifecycle: Arc<Lifecycle>,
+    /// The loop of the disks that have no iothread, driven from this one.
+    pub context: Context,
 }
 
 /// Runs until the run has ended, and says how. The console's terminal is restored when this returns.
 pub fn run(parts: MainLoop) -> Result<Outcome, Error> {
     let lifecycle = parts.lifecycle.clone();
+    let context_fd = parts.context.pollable_fd()?;
     let mut manager = EventManager::new()?;
     manager.add_subscriber(Subscriber {
         parts,
+        context_fd,
         input: Watch::Off,
     });
     let mut panic_deadline = None;
@@ -70,10 +81,17 @@ enum Token {
     Lifecycle,
     Input,
     InputRoom,
+    Context,
 }
 
 impl Token {
-    const ALL: [Self; 4] = [Self::Signal, Self::Lifecycle, Self::Input, Self::InputRoom];
+    const ALL: [Self; 5] = [
+        Self::Signal,
+        Self::Lifecycle,
+        Self::Input,
+        Self::InputRoom,
+        Self::Context,
+    ];
 }
 
 /// Whether the input's descriptor is watched.
@@ -87,6 +105,7 @@ enum Watch {
 
 struct Subscriber {
     parts: MainLoop,
+    context_fd: RawFd,
     input: Watch,
 }
 
@@ -96,6 +115,7 @@ impl MutEventSubscriber for Subscriber {
             (self.parts.signals.fd(), Token::Signal),
             (self.parts.lifecycle.event().as_raw_fd(), Token::Lifecycle),
             (self.parts.serial.input_room().as_raw_fd(), Token::InputRoom),
+            (self.context_fd, Token::Context),
         ];
         for (fd, token) in always {
             if let Err(error) = ops.add(events(fd, token)) {
@@ -130,6 +150,9 @@ impl MutEventSubscriber for Subscriber {
                 if self.input == Watch::Impossible && input == Input::Watch {
                     self.read_input(ops);
                 }
+            }
+            Some(Token::Context) => {
+                self.parts.context.dispatch();
             }
             None => {}
         }

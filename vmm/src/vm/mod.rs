@@ -2,7 +2,9 @@
 
 pub mod builder;
 pub mod console;
+pub mod disks;
 mod error;
+pub mod iothreads;
 pub mod kvm;
 pub mod lifecycle;
 pub mod main_loop;
@@ -10,6 +12,7 @@ pub mod memory;
 pub mod power;
 pub mod reset_flag;
 pub mod signals;
+pub mod statistics;
 pub mod terminal;
 pub mod vcpu;
 
@@ -17,9 +20,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use devices::serial::Serial;
+use iothread::{Context, IoThread};
 use kvm_ioctls::VmFd;
 
 use self::console::Console;
+use self::disks::Disks;
 pub use self::error::Error;
 use self::lifecycle::{Lifecycle, Outcome};
 use self::main_loop::MainLoop;
@@ -32,11 +37,15 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 /// A VM that is ready to run.
 pub struct Vm {
     vcpus: Vcpus,
-    lifecycle: Arc<Lifecycle>,
-    signals: Signals,
-    console: Console,
+    disks: Disks,
+    iothreads: Vec<IoThread>,
+    context: Context,
     serial: Arc<Serial>,
-    /// Kept until the vCPUs are gone.
+    console: Console,
+    signals: Signals,
+    lifecycle: Arc<Lifecycle>,
+    print_statistics: bool,
+    /// Kept until the vCPUs are gone and the disks are quiet.
     _vm: VmFd,
 }
 
@@ -49,12 +58,24 @@ impl Vm {
             console: self.console,
             serial: self.serial.clone(),
             lifecycle: self.lifecycle,
+            context: self.context.clone(),
         });
-        if let Err(stuck) = self.vcpus.stop() {
+        // A vCPU may be waiting for a disk that the main thread serves.
+        let context = &self.context;
+        if let Err(stuck) = self.vcpus.stop(|| while context.dispatch() {}) {
             tracing::error!("{stuck}");
         }
+        let loops = statistics::loops(&self.context, &self.iothreads);
+        self.disks.shut_down();
         if !self.serial.drain(LAST_WORDS) {
             tracing::warn!("the console takes no output; the guest's last words are lost");
+        }
+        if self.print_statistics {
+            eprint!("{loops}{}", statistics::disks(&self.disks));
+        }
+        for iothread in self.iothreads {
+            // A panic in it has ended the run already and is its outcome.
+            let _ = iothread.stop();
         }
         Ok(outcome?)
     }

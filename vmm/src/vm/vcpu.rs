@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arch::exit::{FatalExit, describe_exit};
 use devices::bus::Bus;
@@ -194,8 +194,9 @@ impl Vcpus {
         self.machine.gate.set(RunState::Run);
     }
 
-    /// Ends all vCPU threads and waits for them.
-    pub fn stop(&mut self) -> Result<(), Stuck> {
+    /// Ends all vCPU threads and waits for them. `serve` is called again and again meanwhile: a vCPU may be waiting for
+    /// something that this thread does.
+    pub fn stop(&mut self, mut serve: impl FnMut()) -> Result<(), Stuck> {
         self.machine.gate.set(RunState::Stop);
         for (thread, kick) in &self.threads {
             // Before the signal: whoever is about to enter KVM_RUN returns at once, whoever is in it is woken.
@@ -204,8 +205,12 @@ impl Vcpus {
                 tracing::debug!(%error, "a vCPU thread takes no signal; it has ended");
             }
         }
-        if !self.machine.gate.wait_empty(PATIENCE) {
-            return Err(Stuck);
+        let deadline = Instant::now() + PATIENCE;
+        while !self.machine.gate.wait_empty(Duration::from_millis(2)) {
+            if Instant::now() > deadline {
+                return Err(Stuck);
+            }
+            serve();
         }
         for (thread, _) in self.threads.drain(..) {
             // Its panics are caught inside.
@@ -217,7 +222,7 @@ impl Vcpus {
 
 impl Drop for Vcpus {
     fn drop(&mut self) {
-        if let Err(error) = self.stop() {
+        if let Err(error) = self.stop(|| ()) {
             tracing::error!("{error}");
         }
     }
