@@ -96,8 +96,6 @@ pub(crate) struct Node {
     pub(crate) poll_hit: Cell<bool>,
     /// `poll_ready` is running; a nested loop must not poll this handler.
     pub(crate) busy: Cell<bool>,
-    /// The policy was told that the handler is off the list while `busy`.
-    pub(crate) unlisted_by_nested: Cell<bool>,
     /// `poll_begin` was called and `poll_end` was not yet.
     pub(crate) begun: Cell<bool>,
     pub(crate) polled: bool,
@@ -117,8 +115,8 @@ pub(crate) struct Node {
     pub(crate) error: Cell<i32>,
     pub(crate) interest: Interest,
     pub(crate) generation: u32,
-    /// O_NONBLOCK is set: a READ on the ring would not wait.
-    pub(crate) nonblocking: bool,
+    /// Watches in a row that ended with an error that means "again".
+    pub(crate) retries: Cell<u32>,
     /// Where the ring's READ of an eventfd puts the count. Written by the kernel while a request
     /// is in flight; the node is kept until it has completed.
     pub(crate) count: UnsafeCell<u64>,

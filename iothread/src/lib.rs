@@ -18,6 +18,7 @@ mod sync;
 mod thread;
 mod timer;
 pub mod trace;
+pub mod transfer;
 
 pub use bottom_half::{BottomHalf, RemoteBottomHalf};
 pub use clock::now_ns;
@@ -29,8 +30,9 @@ pub use io_uring;
 pub use monitor::{MonitorKind, UnknownMonitor};
 pub use policy::{PolicyKind, UnknownPolicy};
 pub use remote::Remote;
+pub use ring::TaskRun;
 pub use settings::PollSettings;
-pub use sqe::{Completer, CompleterId, SqeId};
+pub use sqe::{Completer, CompleterId, FILE_SLOTS, SqeId};
 pub use stats::{HandlerStats, Histogram, Stats};
 pub use thread::{IoThread, IoThreadConfig, OnPanic};
 pub use timer::Timer;

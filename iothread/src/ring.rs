@@ -1,9 +1,8 @@
 //! One io_uring: its queues in user space, and when the kernel is entered.
 //!
 //! The ring belongs to one thread. Submissions gather in the queue and go to the kernel with the
-//! next enter; completions are read from shared memory. Which task-run mode the kernel offers is
-//! found out at creation: DEFER_TASKRUN (6.1) runs completion work only when we enter, so nothing
-//! interrupts the thread; its flag in shared memory tells that an enter is worth while.
+//! next enter; completions are read from shared memory. A flag in shared memory tells when the
+//! kernel has put completion work off, so that an enter is worth while.
 
 use std::cell::{Cell, RefCell, UnsafeCell};
 use std::collections::VecDeque;
@@ -17,6 +16,39 @@ use io_uring::squeue::{self, Entry, SubmissionQueue};
 use io_uring::{CompletionStatus, IoUring, Submitter, types};
 
 use crate::clock::now_ns;
+
+/// How the kernel runs completion work for the ring's thread. A mode that the kernel has not is
+/// replaced by the next one of [`TaskRun::ALL`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum TaskRun {
+    /// `Coop`.
+    #[default]
+    Auto,
+    /// Only when the thread enters the ring (`IORING_SETUP_DEFER_TASKRUN`, 6.1): the cheapest. But
+    /// nobody who waits on the ring's descriptor is woken then, so a loop with such a ring cannot
+    /// be driven by another one.
+    Defer,
+    /// At the thread's next system call of any kind (`IORING_SETUP_COOP_TASKRUN`, 5.19).
+    Coop,
+    /// By interrupting the thread.
+    Plain,
+}
+
+impl TaskRun {
+    /// The modes from the best to the last resort.
+    pub const ALL: [TaskRun; 3] = [TaskRun::Defer, TaskRun::Coop, TaskRun::Plain];
+
+    /// For messages.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            TaskRun::Auto => "auto",
+            TaskRun::Defer => "defer",
+            TaskRun::Coop => "coop",
+            TaskRun::Plain => "plain",
+        }
+    }
+}
 
 /// A completion, copied out of the ring.
 #[derive(Debug, Clone, Copy)]
@@ -35,7 +67,7 @@ pub(crate) struct Ring {
     ring: *mut IoUring,
     /// The kernel sets a flag when completion work waits for an enter.
     taskrun_flag: bool,
-    mode: &'static str,
+    mode: TaskRun,
     /// Entries that found the queue full although it was submitted; in order.
     backlog: RefCell<VecDeque<Entry>>,
     /// A chain of linked entries whose end is still to come. The kernel ends a chain with the
@@ -54,42 +86,47 @@ fn is_linked(entry: &Entry) -> bool {
 }
 
 impl Ring {
-    /// A ring for the calling thread, with the best task-run mode that the kernel has. Without
-    /// `defer` the ring's descriptor can be waited for by poll or epoll: with deferred task-run the
-    /// kernel wakes nobody there until the owner enters the ring, which it does not while it sleeps
-    /// elsewhere.
-    pub(crate) fn new(entries: u32, completion_entries: u32, defer: bool) -> io::Result<Ring> {
-        let mut last = None;
-        let modes = ["defer", "coop", "plain"];
-        for mode in modes.into_iter().skip(usize::from(!defer)) {
+    /// A ring for the calling thread, in the given mode or the next one that the kernel knows.
+    pub(crate) fn new(
+        entries: u32,
+        completion_entries: u32,
+        task_run: TaskRun,
+    ) -> io::Result<Ring> {
+        let modes = match task_run {
+            TaskRun::Defer => &TaskRun::ALL[..],
+            TaskRun::Auto | TaskRun::Coop => &TaskRun::ALL[1..],
+            TaskRun::Plain => &TaskRun::ALL[2..],
+        };
+        let mut last = io::Error::from_raw_os_error(libc::EINVAL);
+        for &mode in modes {
             let mut builder = IoUring::builder();
             builder
                 .dontfork()
                 .setup_cqsize(completion_entries)
                 .setup_clamp();
             match mode {
-                "defer" => builder
+                TaskRun::Defer => builder
                     .setup_submit_all()
                     .setup_single_issuer()
                     .setup_defer_taskrun()
                     .setup_taskrun_flag(),
-                "coop" => builder
+                TaskRun::Coop => builder
                     .setup_submit_all()
                     .setup_coop_taskrun()
                     .setup_taskrun_flag(),
-                _ => &mut builder,
+                TaskRun::Plain | TaskRun::Auto => &mut builder,
             };
             match builder.build(entries) {
                 Ok(ring) => return Self::from_ring(ring, mode),
                 // EINVAL: this kernel does not know the flags.
-                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => last = Some(error),
+                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => last = error,
                 Err(error) => return Err(error),
             }
         }
-        Err(last.unwrap_or_else(|| io::Error::from_raw_os_error(libc::EINVAL)))
+        Err(last)
     }
 
-    fn from_ring(ring: IoUring, mode: &'static str) -> io::Result<Ring> {
+    fn from_ring(ring: IoUring, mode: TaskRun) -> io::Result<Ring> {
         let params = ring.params();
         // The youngest feature that the loop relies on; the timeout with the wait is of 5.11.
         if !params.is_feature_skip_cqe_on_success() || !params.is_feature_nodrop() {
@@ -109,7 +146,7 @@ impl Ring {
             submitter: ManuallyDrop::new(submitter),
             status,
             ring,
-            taskrun_flag: mode != "plain",
+            taskrun_flag: mode != TaskRun::Plain,
             mode,
             backlog: RefCell::default(),
             chain: RefCell::default(),
@@ -126,8 +163,8 @@ impl Ring {
         f(unsafe { &mut *self.sq.get() })
     }
 
-    /// The task-run mode in use: `defer`, `coop` or `plain`.
-    pub(crate) fn mode(&self) -> &'static str {
+    /// The mode in use; never `Auto`.
+    pub(crate) fn task_run(&self) -> TaskRun {
         self.mode
     }
 

@@ -6,6 +6,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::io;
+use std::os::fd::RawFd;
 use std::rc::Rc;
 
 use io_uring::opcode;
@@ -97,12 +98,22 @@ pub(crate) struct Requests {
     onces: RefCell<Vec<OnceEntry>>,
     free_onces: RefCell<Vec<u32>>,
     in_flight: Cell<u32>,
+    /// Slots of the registered files that are taken; empty before the first.
+    file_slots: RefCell<Vec<bool>>,
 }
+
+/// Slots for registered files on each ring.
+pub const FILE_SLOTS: u32 = 512;
 
 impl Requests {
     /// Requests whose completion is still to come.
     pub(crate) fn in_flight(&self) -> u32 {
         self.in_flight.get()
+    }
+
+    /// Whether a `batch_end` is due.
+    pub(crate) fn has_touched(&self) -> bool {
+        !self.touched.borrow().is_empty()
     }
 
     fn changed(&self) {
@@ -268,35 +279,42 @@ impl Context {
         }
     }
 
-    /// Makes room for `slots` registered files on the ring (`IORING_REGISTER_FILES`, sparse).
+    /// Registers a descriptor with the ring; the slot it got is used as
+    /// [`types::Fixed`](io_uring::types::Fixed) and saves a look-up with each request.
     ///
     /// # Errors
-    /// Without a ring `ENOSYS`; else the kernel's error, for example `EBUSY` when done before.
-    pub fn register_files_sparse(&self, slots: u32) -> io::Result<()> {
-        self.ring_or_enosys()?
-            .submitter()
-            .register_files_sparse(slots)
+    /// `ENOSYS` without a ring; `ENFILE` when all [`FILE_SLOTS`] are taken; else the kernel's error.
+    pub fn register_file(&self, fd: RawFd) -> io::Result<u32> {
+        let ring = self.ring_or_enosys()?;
+        let mut slots = self.state().requests.file_slots.borrow_mut();
+        if slots.is_empty() {
+            ring.submitter().register_files_sparse(FILE_SLOTS)?;
+            slots.resize(FILE_SLOTS as usize, false);
+        }
+        let free = slots.iter().position(|taken| !taken);
+        let index = free.ok_or_else(|| io::Error::from_raw_os_error(libc::ENFILE))?;
+        let slot = u32::try_from(index).unwrap_or(u32::MAX);
+        ring.submitter().register_files_update(slot, &[fd])?;
+        slots[index] = true;
+        Ok(slot)
     }
 
-    /// Puts a descriptor into a slot of the registered files; −1 empties it. Requests in flight
-    /// keep the file they began with.
-    ///
-    /// # Errors
-    /// As [`Self::register_files_sparse`]; `EINVAL` for a slot that there is not.
-    pub fn update_file(&self, slot: u32, fd: i32) -> io::Result<()> {
-        let ring = self.ring_or_enosys()?;
-        let updated = ring.submitter().register_files_update(slot, &[fd])?;
-        if updated == 1 {
-            Ok(())
-        } else {
-            Err(io::Error::from_raw_os_error(libc::EINVAL))
+    /// Gives a slot of [`Self::register_file`] back. Requests in flight keep their file.
+    pub fn unregister_file(&self, slot: u32) {
+        let mut slots = self.state().requests.file_slots.borrow_mut();
+        if let (Some(ring), Some(taken)) = (&self.state().ring, slots.get_mut(slot as usize))
+            && *taken
+        {
+            // -1 empties a slot; that cannot fail for one that is in the table.
+            let emptied = ring.submitter().register_files_update(slot, &[-1]);
+            *taken = emptied.is_err();
         }
     }
 
     /// Registers memory for READ_FIXED and WRITE_FIXED (`IORING_REGISTER_BUFFERS`).
     ///
     /// # Errors
-    /// As [`Self::register_files_sparse`]; `ENOMEM` when RLIMIT_MEMLOCK does not allow it.
+    /// `ENOSYS` without a ring; `ENOMEM` when RLIMIT_MEMLOCK does not allow it.
     ///
     /// # Safety
     /// The memory stays mapped until [`Self::unregister_buffers`] or the context's end.
@@ -309,7 +327,7 @@ impl Context {
     /// Ends the registration of buffers.
     ///
     /// # Errors
-    /// As [`Self::register_files_sparse`]; `ENXIO` when there are none.
+    /// `ENOSYS` without a ring; `ENXIO` when there are none.
     pub fn unregister_buffers(&self) -> io::Result<()> {
         self.ring_or_enosys()?.submitter().unregister_buffers()
     }
@@ -327,10 +345,13 @@ impl State {
         let Some(ring) = self.ring.as_deref() else {
             return false;
         };
+        let requests = &self.requests;
         if !ring.has_completions() {
+            if self.depth_is_nested() {
+                self.end_batch(ctx);
+            }
             return false;
         }
-        let requests = &self.requests;
         let mut cached: Option<(u32, u32, Rc<dyn Completer>)> = None;
         let mut completed = 0;
         // What completes while we reap, because a callback runs a nested loop, is left for the
@@ -408,12 +429,11 @@ impl State {
     /// Disk completions are a polled handler of their own: it joins the list with the first one
     /// and is active in this iteration.
     fn completions_reaped(&self) {
+        self.shared.handlers.slot(COMPLETIONS).events.add(1);
         if !self.poll_completions || self.max_ns.get() == 0 {
             return;
         }
-        if !self.completions_listed.replace(true) {
-            self.list_slot(COMPLETIONS);
-        }
+        self.list_completions();
         self.mark_active(COMPLETIONS);
         self.note_completion();
     }

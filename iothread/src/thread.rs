@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 use crate::context::{Context, ContextConfig};
 use crate::error::Error;
 use crate::remote::Remote;
+use crate::ring::TaskRun;
 
 /// Called in the thread that has panicked, with the iothread's id and the panic's message, before
 /// the thread ends. Its loop will not run again.
@@ -105,9 +106,14 @@ impl IoThread {
                 });
                 let name = id.clone();
                 let ctx = bound.and_then(|()| {
+                    // Only this thread waits on its ring, and only by entering it.
+                    let task_run = match context.task_run {
+                        TaskRun::Auto => TaskRun::Defer,
+                        task_run => task_run,
+                    };
                     Context::new(ContextConfig {
                         name,
-                        defer_taskrun: true,
+                        task_run,
                         ..context
                     })
                 });

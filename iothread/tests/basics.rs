@@ -17,9 +17,9 @@ use iothread::*;
 #[test]
 fn eventfd_is_consumed_once_a_signal() {
     let _watchdog = Watchdog::new("eventfd");
-    each_monitor(|monitor| {
+    each_monitor(|setup| {
         for nonblocking in [false, true] {
-            let ctx = context(monitor, 0);
+            let ctx = context(setup, 0);
             let handler = Counting::new();
             let mut flags = rustix::event::EventfdFlags::CLOEXEC;
             flags.set(rustix::event::EventfdFlags::NONBLOCK, nonblocking);
@@ -29,13 +29,17 @@ fn eventfd_is_consumed_once_a_signal() {
                 .unwrap();
             for round in 1..=5 {
                 signal(&fd);
-                signal(&fd);
                 run_until(&ctx, || handler.readable.get() == round);
                 for _ in 0..3 {
-                    assert!(!ctx.poll(false));
+                    assert!(!ctx.poll(false), "{setup}: {nonblocking}");
                 }
-                assert_eq!(handler.readable.get(), round, "{monitor}");
             }
+            // Two signals may be seen as one, or the first one before the second.
+            signal(&fd);
+            signal(&fd);
+            run_until(&ctx, || handler.readable.get() >= 6);
+            while ctx.poll(false) {}
+            assert!((6..=7).contains(&handler.readable.get()), "{setup}");
         }
     });
 }
@@ -43,8 +47,8 @@ fn eventfd_is_consumed_once_a_signal() {
 #[test]
 fn descriptor_is_level_triggered() {
     let _watchdog = Watchdog::new("level");
-    each_monitor(|monitor| {
-        let ctx = context(monitor, 0);
+    each_monitor(|setup| {
+        let ctx = context(setup, 0);
         let handler = Counting::new();
         let (reader, writer) = std::io::pipe().unwrap();
         ctx.add_handler(
@@ -63,7 +67,7 @@ fn descriptor_is_level_triggered() {
         for _ in 0..3 {
             ctx.poll(false);
         }
-        assert_eq!(handler.readable.get(), 6, "{monitor}");
+        assert_eq!(handler.readable.get(), 6, "{setup}");
         drop(writer);
         // Hang-up counts as readable.
         run_until(&ctx, || handler.readable.get() == 7);
@@ -73,8 +77,8 @@ fn descriptor_is_level_triggered() {
 #[test]
 fn writable_and_modify() {
     let _watchdog = Watchdog::new("writable");
-    each_monitor(|monitor| {
-        let ctx = context(monitor, 0);
+    each_monitor(|setup| {
+        let ctx = context(setup, 0);
         let handler = Counting::new();
         let (reader, writer) = std::io::pipe().unwrap();
         let id = ctx
@@ -106,8 +110,8 @@ fn writable_and_modify() {
 
 #[test]
 fn second_handler_of_a_descriptor_and_a_closed_one_are_refused() {
-    each_monitor(|monitor| {
-        let ctx = context(monitor, 0);
+    each_monitor(|setup| {
+        let ctx = context(setup, 0);
         let fd = eventfd();
         let add = |raw| ctx.add_eventfd("twice", raw, Polling::Never, Counting::new());
         let id = add(fd.as_raw_fd()).unwrap();
@@ -126,8 +130,8 @@ fn second_handler_of_a_descriptor_and_a_closed_one_are_refused() {
 #[test]
 fn bottom_halves_run_in_order_and_once() {
     let _watchdog = Watchdog::new("bottom halves");
-    each_monitor(|monitor| {
-        let ctx = context(monitor, 0);
+    each_monitor(|setup| {
+        let ctx = context(setup, 0);
         let log = Rc::new(RefCell::new(Vec::new()));
         let half = {
             let log = log.clone();
@@ -152,21 +156,21 @@ fn bottom_halves_run_in_order_and_once() {
         half.schedule();
         drop(half);
         assert!(!ctx.poll(false));
-        assert_eq!(log.borrow().len(), 3, "{monitor}");
+        assert_eq!(log.borrow().len(), 3, "{setup}");
     });
 }
 
 #[test]
 fn idle_bottom_half_is_no_progress_and_waits_at_most_10_ms() {
     let _watchdog = Watchdog::new("idle bottom half");
-    each_monitor(|monitor| {
-        let ctx = context(monitor, 0);
+    each_monitor(|setup| {
+        let ctx = context(setup, 0);
         let runs = Rc::new(Cell::new(0));
         let counter = runs.clone();
         let half = ctx.bottom_half(move |_| counter.set(counter.get() + 1));
         half.schedule_idle();
         let start = now_ns();
-        assert!(!ctx.poll(true), "{monitor}");
+        assert!(!ctx.poll(true), "{setup}");
         assert_eq!(runs.get(), 1);
         assert!(now_ns() - start >= 9_000_000, "it slept");
         half.schedule_idle();
@@ -179,9 +183,9 @@ fn idle_bottom_half_is_no_progress_and_waits_at_most_10_ms() {
 #[test]
 fn timers_fire_in_order_and_can_be_moved() {
     let _watchdog = Watchdog::new("timers");
-    each_monitor(|monitor| {
+    each_monitor(|setup| {
         for poll_max_ns in [0, 32768] {
-            let ctx = context(monitor, poll_max_ns);
+            let ctx = context(setup, poll_max_ns);
             let log = Rc::new(RefCell::new(Vec::new()));
             let timer = |name: &'static str| {
                 let log = log.clone();
@@ -196,7 +200,7 @@ fn timers_fire_in_order_and_can_be_moved() {
             c.arm_at_ns(start + 6_000_000);
             d.disarm();
             run_until(&ctx, || log.borrow().len() == 3);
-            assert_eq!(*log.borrow(), ["b", "a", "c"], "{monitor}");
+            assert_eq!(*log.borrow(), ["b", "a", "c"], "{setup}");
             assert!(now_ns() >= start + 6_000_000);
             assert!(!a.is_armed());
         }
@@ -206,8 +210,8 @@ fn timers_fire_in_order_and_can_be_moved() {
 #[test]
 fn a_timer_that_rearms_itself_in_the_past_does_not_hold_the_loop() {
     let _watchdog = Watchdog::new("timer in the past");
-    each_monitor(|monitor| {
-        let ctx = context(monitor, 0);
+    each_monitor(|setup| {
+        let ctx = context(setup, 0);
         let slot: Rc<RefCell<Option<Timer>>> = Rc::default();
         let fired = Rc::new(Cell::new(0));
         let (own, counter) = (slot.clone(), fired.clone());
@@ -218,7 +222,7 @@ fn a_timer_that_rearms_itself_in_the_past_does_not_hold_the_loop() {
         slot.borrow().as_ref().unwrap().arm_at_ns(1);
         for round in 1..=3 {
             assert!(ctx.poll(true));
-            assert_eq!(fired.get(), round, "{monitor}");
+            assert_eq!(fired.get(), round, "{setup}");
         }
         slot.borrow_mut().take();
     });
@@ -227,13 +231,10 @@ fn a_timer_that_rearms_itself_in_the_past_does_not_hold_the_loop() {
 #[test]
 fn remote_run_call_and_bottom_half_wake_a_sleeping_loop() {
     let _watchdog = Watchdog::new("remote");
-    each_monitor(|monitor| {
+    each_monitor(|setup| {
         let thread = IoThread::start(IoThreadConfig {
             id: "remote".into(),
-            context: ContextConfig {
-                monitor,
-                ..ContextConfig::default()
-            },
+            context: setup.config(),
             ..IoThreadConfig::default()
         })
         .unwrap();
@@ -248,7 +249,7 @@ fn remote_run_call_and_bottom_half_wake_a_sleeping_loop() {
             let text = format!("round {round}");
             let seen =
                 remote.call(|ctx| (count.load(Ordering::Relaxed), ctx.name().len(), text.len()));
-            assert_eq!(seen.unwrap(), (round, 6, text.len()), "{monitor}");
+            assert_eq!(seen.unwrap(), (round, 6, text.len()), "{setup}");
             if round % 50 == 0 {
                 std::thread::sleep(Duration::from_millis(2));
             }
@@ -284,10 +285,9 @@ fn remote_run_call_and_bottom_half_wake_a_sleeping_loop() {
 #[test]
 fn file_is_read_through_the_ring() {
     let _watchdog = Watchdog::new("file");
-    each_monitor(|monitor| {
-        let ctx = context(monitor, 32768);
-        if !ctx.has_ring() {
-            println!("SKIPPED: {monitor}: no io_uring on this host");
+    each_monitor(|setup| {
+        let ctx = context(setup, 32768);
+        if !has_ring(&ctx) {
             return;
         }
         let mut file = tempfile::tempfile().unwrap();
@@ -304,7 +304,7 @@ fn file_is_read_through_the_ring() {
         assert_eq!(ctx.requests_in_flight(), 1);
         run_until(&ctx, || result.get().is_some());
         assert_eq!(result.get(), Some(16));
-        assert_eq!(buffer, b"adaptive polling", "{monitor}");
+        assert_eq!(buffer, b"adaptive polling", "{setup}");
         assert_eq!(ctx.requests_in_flight(), 0);
     });
 }
@@ -326,10 +326,9 @@ impl Completer for Batches {
 #[test]
 fn completer_gets_tokens_and_one_batch_end() {
     let _watchdog = Watchdog::new("completer");
-    each_monitor(|monitor| {
-        let ctx = context(monitor, 32768);
-        if !ctx.has_ring() {
-            println!("SKIPPED: {monitor}: no io_uring on this host");
+    each_monitor(|setup| {
+        let ctx = context(setup, 32768);
+        if !has_ring(&ctx) {
             return;
         }
         let batches = Rc::new(Batches {
@@ -344,7 +343,7 @@ fn completer_gets_tokens_and_one_batch_end() {
         assert_eq!(
             *batches.log.borrow(),
             ["7=0", "4294967295=0", "0=0", "end"],
-            "{monitor}"
+            "{setup}"
         );
         // SAFETY: as above.
         unsafe { ctx.add_sqe(opcode::Nop::new().build(), id, 1) };
@@ -360,8 +359,8 @@ fn completer_gets_tokens_and_one_batch_end() {
 #[test]
 fn polling_begins_after_the_first_event_and_finds_work() {
     let _watchdog = Watchdog::new("polling");
-    each_monitor(|monitor| {
-        let ctx = context_with(monitor, PolicyKind::Always, 1_000_000_000);
+    each_monitor(|setup| {
+        let ctx = context_with(setup, PolicyKind::Always, 1_000_000_000);
         let handler = Counting::new();
         let (fd, _id) = add_polled(&ctx, "q", &handler);
         assert!(!ctx.poll(false));
@@ -370,7 +369,7 @@ fn polling_begins_after_the_first_event_and_finds_work() {
         run_until(&ctx, || handler.readable.get() == 1);
         handler.work.set(1);
         assert!(ctx.poll(true));
-        assert_eq!(handler.poll_ready.get(), 1, "{monitor}");
+        assert_eq!(handler.poll_ready.get(), 1, "{setup}");
         assert!(ctx.is_polling() && handler.is_off());
         let stats = ctx.remote().stats();
         assert_eq!(stats.poll_hits, 1);

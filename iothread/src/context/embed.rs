@@ -4,6 +4,7 @@
 //! descriptor readable when there is something to do; `dispatch` does it and prepares anew.
 
 use std::cell::{Cell, OnceCell};
+use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, epoll};
@@ -14,6 +15,7 @@ use rustix::time::{
 use super::{Context, State, setup};
 use crate::clock::{now_ns, soonest};
 use crate::error::Error;
+use crate::ring::TaskRun;
 
 /// What the outer loop watches.
 #[derive(Default)]
@@ -30,7 +32,8 @@ impl Context {
     /// call on the loop is meant to be driven by another one; [`Self::poll`] still works.
     ///
     /// # Errors
-    /// When the system has no more descriptors.
+    /// With a ring of [`TaskRun::Defer`], whose descriptor tells nothing while nobody enters it
+    /// (`EOPNOTSUPP`); or when the system has no more descriptors.
     pub fn pollable_fd(&self) -> Result<RawFd, Error> {
         let state = self.state();
         if state.outside.set.get().is_none() {
@@ -68,6 +71,10 @@ impl Context {
 
 impl State {
     fn open_outside(&self) -> Result<(), Error> {
+        if !self.must_scan && self.ring().task_run() == TaskRun::Defer {
+            let source = io::Error::from_raw_os_error(libc::EOPNOTSUPP);
+            return Err(setup("watch a ring with DEFER_TASKRUN")(source));
+        }
         let timer = timerfd_create(
             TimerfdClockId::Monotonic,
             TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,

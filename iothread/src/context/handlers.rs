@@ -11,7 +11,7 @@ use crate::handler::{Armed, EventHandler, HandlerId, Interest, NOT_LISTED, Node,
 use crate::monitor::MonitorKind;
 use crate::sqe::UserData;
 use crate::stats::HandlerSlot;
-use crate::trace::TraceEvent;
+use crate::transfer::MAX_RETRIES;
 
 const READ_EVENTS: u32 = (libc::POLLIN | libc::POLLHUP | libc::POLLERR).cast_unsigned() as u32;
 const WRITE_EVENTS: u32 = (libc::POLLOUT | libc::POLLHUP | libc::POLLERR).cast_unsigned() as u32;
@@ -56,8 +56,7 @@ impl Context {
     }
 
     /// Watches an eventfd whose count the loop consumes: `on_readable` is called after a signal,
-    /// and does not read. Nobody else may read it. Best without EFD_NONBLOCK: on the ring, one
-    /// READ then both waits and consumes.
+    /// and does not read. Nobody else may read it. With or without EFD_NONBLOCK.
     ///
     /// # Errors
     /// As [`Self::add_handler`].
@@ -190,7 +189,6 @@ impl State {
             queued: Cell::new(false),
             poll_hit: Cell::new(false),
             busy: Cell::new(false),
-            unlisted_by_nested: Cell::new(false),
             begun: Cell::new(false),
             polled: new.polling == Polling::Polled,
             eventfd: new.eventfd,
@@ -205,7 +203,7 @@ impl State {
             error: Cell::new(0),
             interest: new.interest,
             generation,
-            nonblocking: new.eventfd && is_nonblocking(new.fd),
+            retries: Cell::new(0),
             count: UnsafeCell::new(0),
             name: new.name.into(),
         });
@@ -215,7 +213,6 @@ impl State {
             name: new.name.into(),
             source,
         })?;
-        self.policy.borrow_mut().clear(index);
         self.shared.handlers.slot(index).assign(Some(new.name));
         self.nodes.borrow_mut()[index as usize] = Some(node);
         self.kick_outside();
@@ -255,19 +252,22 @@ impl State {
             return;
         }
         if result < 0 {
-            match -result {
-                // Nothing happened; watch again.
-                libc::EAGAIN | libc::EINTR | libc::ENOMEM => {}
-                errno => {
-                    node.error.set(errno);
-                    self.queue_ready(&node, 0);
-                    return;
-                }
+            let again = matches!(-result, libc::EAGAIN | libc::EINTR | libc::ENOMEM);
+            let retries = node.retries.get() + 1;
+            if !again || retries > MAX_RETRIES {
+                node.error.set(-result);
+                self.queue_ready(&node, 0);
+                return;
             }
-        } else if node.eventfd {
-            self.queue_ready(&node, READ_EVENTS);
+            node.retries.set(retries);
         } else {
-            self.queue_ready(&node, result.cast_unsigned());
+            node.retries.set(0);
+            let revents = if node.eventfd {
+                READ_EVENTS
+            } else {
+                result.cast_unsigned()
+            };
+            self.queue_ready(&node, revents);
         }
         self.monitor.rearm(&node);
     }
@@ -326,13 +326,7 @@ impl State {
         }
         if self.max_ns.get() != 0 && node.polled {
             if !node.is_listed() && revents != 0 {
-                self.trace(|ctx| TraceEvent::PollAdd {
-                    ctx,
-                    node: node.index.into(),
-                    fd: node.fd,
-                    revents,
-                });
-                self.list(node);
+                self.list(node, revents);
             }
             if node.is_listed() {
                 node.last_dispatch_ns.set(dispatch_ns);
@@ -381,12 +375,6 @@ impl State {
             }
         }
     }
-}
-
-fn is_nonblocking(fd: RawFd) -> bool {
-    // SAFETY: used for this call only; a number that is not open gives EBADF.
-    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-    rustix::fs::fcntl_getfl(fd).is_ok_and(|flags| flags.contains(rustix::fs::OFlags::NONBLOCK))
 }
 
 /// Takes the count of an eventfd. False if there was none. Never waits, blocking or not.

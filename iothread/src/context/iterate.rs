@@ -36,9 +36,19 @@ impl State {
         self.ring.as_ref().is_some_and(|ring| ring.pending()) || self.monitor.pending()
     }
 
+    /// Whether an outer iteration has events or ends of batches in hand that it has not come to.
+    /// They are served here: this loop may be waiting for what they do.
+    #[cold]
+    fn outer_left_work(&self) -> bool {
+        !self.ready.borrow().is_empty() || self.requests.has_touched()
+    }
+
     /// How long the loop may sleep: 0 not at all, −1 for ever.
     fn timeout_ns(&self, blocking: bool, start_ns: i64) -> i64 {
         if !blocking || self.bottom_halves.any() || !self.shared.inbox.is_empty() {
+            return 0;
+        }
+        if self.depth_is_nested() && self.outer_left_work() {
             return 0;
         }
         let timeout = if self.timers.next_ns() == i64::MAX {
@@ -76,9 +86,6 @@ impl State {
             self.reload_settings(generation);
         }
         let polling = self.max_ns.get() != 0;
-        if polling && self.depth.get() > 1 {
-            self.unlist_busy();
-        }
         let active_from = self.active.borrow().len();
         let start_ns = if polling { now_ns() } else { 0 };
         let mut timeout = self.timeout_ns(blocking, start_ns);
@@ -214,22 +221,11 @@ impl State {
             let ns = policy.handler_ns(slot).cast_unsigned();
             self.shared.handlers.slot(slot).ns.set(ns);
         }
-        let old = self.window_ns.get();
-        let new = policy.window_ns();
-        counters.window_histogram.add(new.cast_unsigned(), 1);
+        let window_ns = policy.window_ns();
+        counters.window_histogram.add(window_ns.cast_unsigned(), 1);
         active.truncate(active_from);
+        self.set_window(window_ns);
         drop((active, policy));
-        if new != old {
-            self.window_ns.set(new);
-            counters.window_ns.set(new.cast_unsigned());
-            self.trace(|ctx| {
-                if new > old {
-                    TraceEvent::PollGrow { ctx, old, new }
-                } else {
-                    TraceEvent::PollShrink { ctx, old, new }
-                }
-            });
-        }
         if counters.iterations.get().is_multiple_of(PUBLISH_EVERY) {
             self.publish();
         }

@@ -26,7 +26,7 @@ use crate::monitor::{EpollMonitor, Monitor, MonitorKind, PpollMonitor, RingMonit
 use crate::notify::Notify;
 use crate::policy::{Policy, PolicyKind};
 use crate::remote::{Remote, Shared, enter_thread, leave_thread};
-use crate::ring::{Ring, explain};
+use crate::ring::{Ring, TaskRun, explain};
 use crate::settings::{PollSettings, SharedSettings};
 use crate::sqe::Requests;
 use crate::stats::{HandlerTable, LoopCounters};
@@ -56,10 +56,11 @@ pub struct ContextConfig {
     /// Entries of the completion queue; a power of two. More completions at once than that cost
     /// further enters, nothing else.
     pub completion_entries: u32,
-    /// Completion work is done only when the loop enters its ring, which is cheapest, but then
-    /// nothing wakes a loop that sleeps elsewhere: not for a context that another loop drives by
-    /// [`Context::pollable_fd`]. An [`IoThread`](crate::IoThread) sets it by itself.
-    pub defer_taskrun: bool,
+    /// How long a handler stays on the poll list without being dispatched, in nanoseconds.
+    pub idle_ns: i64,
+    /// How the kernel runs completion work. An [`IoThread`](crate::IoThread) makes
+    /// [`TaskRun::Defer`] of [`TaskRun::Auto`].
+    pub task_run: TaskRun,
 }
 
 impl Default for ContextConfig {
@@ -72,7 +73,8 @@ impl Default for ContextConfig {
             poll_completions: true,
             submission_entries: 256,
             completion_entries: 4096,
-            defer_taskrun: false,
+            idle_ns: polling::IDLE_NS,
+            task_run: TaskRun::Auto,
         }
     }
 }
@@ -112,6 +114,7 @@ pub(crate) struct State {
     must_scan: bool,
     /// Iterations since the monitor was last asked.
     unscanned: Cell<u32>,
+    idle_ns: i64,
     /// When idle handlers are looked for next.
     idle_check_ns: Cell<i64>,
     last_completion_ns: Cell<i64>,
@@ -130,8 +133,6 @@ pub(crate) struct State {
     pub(crate) timers: Timers,
     pub(crate) requests: Requests,
     pub(crate) completion_entries: u32,
-    /// Handlers whose `poll_ready` is running.
-    busy: RefCell<Vec<Rc<Node>>>,
     nodes: RefCell<Vec<Option<Rc<Node>>>>,
     free_nodes: RefCell<Vec<u32>>,
     generation: Cell<u32>,
@@ -155,13 +156,15 @@ fn setup(what: &'static str) -> impl FnOnce(std::io::Error) -> Error {
 }
 
 fn open_monitor(config: &ContextConfig) -> Result<Monitors, Error> {
-    let own_wait = matches!(config.monitor, MonitorKind::Auto | MonitorKind::IoUring);
-    let ring = Ring::new(
-        config.submission_entries,
-        config.completion_entries,
-        own_wait && config.defer_taskrun,
-    )
-    .map(Rc::new);
+    // epoll and ppoll watch the ring's descriptor, which DEFER_TASKRUN makes mute.
+    let task_run = match config.monitor {
+        MonitorKind::Epoll | MonitorKind::Ppoll if config.task_run == TaskRun::Defer => {
+            TaskRun::Coop
+        }
+        _ => config.task_run,
+    };
+    let entries = (config.submission_entries, config.completion_entries);
+    let ring = Ring::new(entries.0, entries.1, task_run).map(Rc::new);
     let mut fallback = None;
     let monitor: Box<dyn Monitor> = match (config.monitor, &ring) {
         (MonitorKind::Auto | MonitorKind::IoUring, Ok(ring)) => {
@@ -245,6 +248,7 @@ impl Context {
             poll_completions: config.poll_completions,
             must_scan: monitor.must_scan(),
             unscanned: Cell::new(0),
+            idle_ns: config.idle_ns,
             idle_check_ns: Cell::new(0),
             last_completion_ns: Cell::new(0),
             dispatch_ns: Cell::new(0),
@@ -258,7 +262,6 @@ impl Context {
             timers: Timers::new(),
             requests: Requests::default(),
             completion_entries: config.completion_entries,
-            busy: RefCell::default(),
             // The two slots of our own.
             nodes: RefCell::new(vec![None, None]),
             free_nodes: RefCell::default(),
@@ -309,10 +312,10 @@ impl Context {
         self.0.monitor.kind()
     }
 
-    /// The ring's task-run mode: `defer` (6.1), `coop` (5.19) or `plain`; None without a ring.
+    /// How the kernel runs the ring's completion work; None without a ring.
     #[must_use]
-    pub fn ring_mode(&self) -> Option<&'static str> {
-        self.0.ring.as_ref().map(|ring| ring.mode())
+    pub fn task_run(&self) -> Option<TaskRun> {
+        self.0.ring.as_ref().map(|ring| ring.task_run())
     }
 
     /// Why `monitor=auto` did not take io_uring, in one line; None if it did.
@@ -392,6 +395,12 @@ impl State {
             tracing::error!(iothread = self.shared.name, %error, "the event loop's wait failed");
         }
         std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+
+    /// Whether the current iteration runs within another one.
+    #[inline]
+    pub(crate) fn depth_is_nested(&self) -> bool {
+        self.depth.get() > 1
     }
 
     fn notifier_fd(&self) -> RawFd {

@@ -1,5 +1,6 @@
 //! Poll mode: asking the handlers instead of the kernel, for as long as the policy says.
 
+use std::os::fd::RawFd;
 use std::rc::Rc;
 
 use super::{COMPLETIONS, Context, State};
@@ -7,10 +8,10 @@ use crate::clock::{now_ns, soonest};
 use crate::handler::{EventHandler, NOT_LISTED, Node};
 use crate::trace::TraceEvent;
 
-/// A handler that was not dispatched for so long leaves the poll list.
+/// A handler that was not dispatched for so long leaves the poll list, unless configured otherwise.
 pub(super) const IDLE_NS: i64 = 7_000_000_000;
-/// How often such handlers are looked for.
-const IDLE_CHECK_NS: i64 = 250_000_000;
+/// Idle handlers are looked for this many times in that time.
+const IDLE_CHECKS: i64 = 32;
 
 /// A place on the poll list. Holds what a pass needs, next to each other.
 pub(super) struct PollEntry {
@@ -20,7 +21,7 @@ pub(super) struct PollEntry {
 
 impl State {
     /// Puts a handler on the poll list; in poll mode its notifications go off.
-    pub(super) fn list(&self, node: &Rc<Node>) {
+    pub(super) fn list(&self, node: &Rc<Node>, revents: u32) {
         let Ok(mut list) = self.poll_list.try_borrow_mut() else {
             // In the middle of a pass; its next event lists it.
             return;
@@ -32,20 +33,59 @@ impl State {
             node: Rc::clone(node),
         });
         drop(list);
-        self.list_slot(node.index);
+        self.list_slot(node.index, node.fd, revents);
         if self.poll_started.get() && !node.begun.replace(true) {
             node.handler.poll_begin();
         }
     }
 
-    pub(crate) fn list_slot(&self, slot: u32) {
+    /// The policy's side of joining the list.
+    fn list_slot(&self, slot: u32, fd: RawFd, revents: u32) {
         self.policy.borrow_mut().list(slot);
         self.shared.handlers.slot(slot).polled.set(1);
+        self.trace(|ctx| TraceEvent::PollAdd {
+            ctx,
+            node: slot.into(),
+            fd,
+            revents,
+        });
     }
 
-    fn unlist_slot(&self, slot: u32) {
-        self.policy.borrow_mut().unlist(slot);
-        self.shared.handlers.slot(slot).polled.set(0);
+    fn unlist_slot(&self, slot: u32, fd: RawFd) {
+        let mut policy = self.policy.borrow_mut();
+        policy.unlist(slot);
+        self.set_window(policy.window_ns());
+        drop(policy);
+        let counters = self.shared.handlers.slot(slot);
+        counters.polled.set(0);
+        counters.ns.set(0);
+        self.trace(|ctx| TraceEvent::PollRemove {
+            ctx,
+            node: slot.into(),
+            fd,
+        });
+    }
+
+    /// The completion ring joins the list, if it is not on it.
+    pub(crate) fn list_completions(&self) {
+        if !self.completions_listed.replace(true) {
+            self.list_slot(COMPLETIONS, self.ring().fd(), 0);
+        }
+    }
+
+    /// Takes the window that the policy has come to.
+    pub(super) fn set_window(&self, new: i64) {
+        let old = self.window_ns.replace(new);
+        if new != old {
+            self.shared.counters.window_ns.set(new.cast_unsigned());
+            self.trace(|ctx| {
+                if new > old {
+                    TraceEvent::PollGrow { ctx, old, new }
+                } else {
+                    TraceEvent::PollShrink { ctx, old, new }
+                }
+            });
+        }
     }
 
     /// Takes a handler off the poll list; does not touch its notifications.
@@ -67,7 +107,7 @@ impl State {
                 .set(u32::try_from(place).unwrap_or(NOT_LISTED));
         }
         drop(list);
-        self.unlist_slot(node.index);
+        self.unlist_slot(node.index, node.fd);
         drop(entry);
     }
 
@@ -91,7 +131,7 @@ impl State {
 
     /// One pass over all listed handlers. True if one has work.
     fn pass(&self) -> bool {
-        let nested = self.depth.get() > 1;
+        let nested = self.depth_is_nested();
         let mut hit = false;
         {
             let list = self.poll_list.borrow();
@@ -236,12 +276,13 @@ impl State {
     }
 
     /// Takes the handlers off the list that were not dispatched for [`IDLE_NS`]: they would slow
-    /// the busy ones down with every pass. Their descriptors, notified again, bring them back.
+    /// the busy ones down in every pass. Their descriptors, notified again, bring them back.
     /// True if one of them has work after all.
     #[cold]
     fn remove_idle(&self, now_ns: i64) -> bool {
-        self.idle_check_ns.set(now_ns.saturating_add(IDLE_CHECK_NS));
-        let is_idle = |last_ns: i64| now_ns >= last_ns.saturating_add(IDLE_NS);
+        self.idle_check_ns
+            .set(now_ns.saturating_add(self.idle_ns / IDLE_CHECKS));
+        let is_idle = |last_ns: i64| now_ns >= last_ns.saturating_add(self.idle_ns);
         let idle: Vec<Rc<Node>> = {
             let list = self.poll_list.borrow();
             let nodes = list.iter().map(|entry| &entry.node);
@@ -255,11 +296,6 @@ impl State {
         let mut hit = false;
         for node in idle {
             self.unlist(&node);
-            self.trace(|ctx| TraceEvent::PollRemove {
-                ctx,
-                node: node.index.into(),
-                fd: node.fd,
-            });
             if node.begun.replace(false) {
                 node.handler.poll_end();
                 hit |= self.ask_again(&node);
@@ -267,7 +303,7 @@ impl State {
         }
         if self.completions_listed.get() && is_idle(self.last_completion_ns.get()) {
             self.completions_listed.set(false);
-            self.unlist_slot(COMPLETIONS);
+            self.unlist_slot(COMPLETIONS, self.ring().fd());
         }
         hit
     }
@@ -282,21 +318,16 @@ impl State {
         hit
     }
 
-    /// Runs `poll_ready`. Meanwhile the handler is off the list for nested loops.
+    /// Runs `poll_ready`. Meanwhile nested loops do not poll the handler.
     pub(super) fn run_poll_ready(&self, ctx: &Context, node: &Rc<Node>) {
         if node.busy.replace(true) {
             // A nested loop came here by a hit from before; the outer call does the work.
             return;
         }
-        self.busy.borrow_mut().push(Rc::clone(node));
         node.handler.poll_ready(ctx);
-        self.busy.borrow_mut().pop();
         node.busy.set(false);
         if node.deleted.get() {
             return;
-        }
-        if node.unlisted_by_nested.replace(false) && node.is_listed() {
-            self.policy.borrow_mut().list(node.index);
         }
         // A nested loop may have switched poll mode without this handler.
         let on = self.poll_started.get();
@@ -307,16 +338,6 @@ impl State {
             } else {
                 node.handler.poll_end();
                 self.ask_again(node);
-            }
-        }
-    }
-
-    /// A nested iteration begins: handlers in the middle of their `poll_ready` do not take part
-    /// in what the policy learns from it.
-    pub(super) fn unlist_busy(&self) {
-        for node in self.busy.borrow().iter() {
-            if node.is_listed() && !node.unlisted_by_nested.replace(true) {
-                self.policy.borrow_mut().unlist(node.index);
             }
         }
     }

@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::RawFd;
 use std::rc::Rc;
 
-use io_uring::{opcode, squeue, types};
+use io_uring::{opcode, types};
 
 use super::{Monitor, MonitorKind};
 use crate::handler::{Armed, Node};
@@ -36,30 +36,19 @@ impl RingMonitor {
 
     fn arm(&self, node: &Node) {
         let fd = types::Fd(node.fd);
-        let user_data = UserData::node(node.index);
-        let poll = || opcode::PollAdd::new(fd, node.interest.events()).build();
-        let read = || {
+        let entry = if node.eventfd {
+            // Waits with O_NONBLOCK as well: the ring polls a file that can be polled.
             let size = u32::try_from(size_of::<u64>()).unwrap_or(8);
             opcode::Read::new(fd, node.count.get().cast(), size)
                 .offset(u64::MAX)
                 .build()
-                .user_data(user_data)
+        } else {
+            opcode::PollAdd::new(fd, node.interest.events()).build()
         };
+        let entry = entry.user_data(UserData::node(node.index));
         // SAFETY: POLL_ADD points nowhere. READ writes to `node.count`; the node is kept until
         // the completion of the request has been seen, also when it is deleted before.
-        unsafe {
-            if !node.eventfd {
-                self.ring.push_whole(&[poll().user_data(user_data)]);
-            } else if node.nonblocking {
-                // A READ would not wait on such a descriptor: let a poll wait before it. One
-                // completion comes of the two: the read's, or that of a poll that failed.
-                let wait = squeue::Flags::IO_LINK | squeue::Flags::SKIP_SUCCESS;
-                let link = poll().flags(wait).user_data(user_data);
-                self.ring.push_whole(&[link, read()]);
-            } else {
-                self.ring.push_whole(&[read()]);
-            }
-        }
+        unsafe { self.ring.push_whole(&[entry]) };
         node.armed.set(Armed::InFlight);
     }
 

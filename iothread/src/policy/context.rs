@@ -31,8 +31,6 @@ impl Policy for ContextWide {
 
     fn unlist(&mut self, _slot: u32) {}
 
-    fn clear(&mut self, _slot: u32) {}
-
     fn observe(&mut self, iteration: &Iteration<'_>) {
         if self.settings.poll_max_ns != 0 {
             let block_ns = iteration.block_ns.max(0);

@@ -11,7 +11,6 @@ impl Policy for Off {
     fn reset(&mut self, _settings: &PollSettings) {}
     fn list(&mut self, _slot: u32) {}
     fn unlist(&mut self, _slot: u32) {}
-    fn clear(&mut self, _slot: u32) {}
     fn observe(&mut self, _iteration: &Iteration<'_>) {}
 
     fn window_ns(&self) -> i64 {
@@ -46,7 +45,6 @@ impl Policy for Always {
 
     fn list(&mut self, _slot: u32) {}
     fn unlist(&mut self, _slot: u32) {}
-    fn clear(&mut self, _slot: u32) {}
     fn observe(&mut self, _iteration: &Iteration<'_>) {}
 
     fn window_ns(&self) -> i64 {

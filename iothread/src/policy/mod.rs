@@ -45,17 +45,16 @@ impl<'a> Iteration<'a> {
 
 /// A rule that sets the time to poll before sleeping.
 ///
-/// Handlers are known by small slot numbers. One that was never listed has an interval of 0.
+/// Handlers are known by small slot numbers. One that is not listed has an interval of 0.
 pub trait Policy: fmt::Debug {
     /// Takes new settings (as users gave them, zeros included) and forgets every interval and the
     /// window. Which handlers are listed stays.
     fn reset(&mut self, settings: &PollSettings);
-    /// The handler in `slot` is polled from now on.
+    /// The handler in `slot` is polled from now on. It starts at 0; if it is listed already,
+    /// nothing changes.
     fn list(&mut self, slot: u32);
-    /// The handler in `slot` is no longer polled; its interval rests until it is listed again.
+    /// The handler in `slot` is no longer polled.
     fn unlist(&mut self, slot: u32);
-    /// The slot gets a new handler: interval 0, not listed.
-    fn clear(&mut self, slot: u32);
     /// Learns from one iteration.
     fn observe(&mut self, iteration: &Iteration<'_>);
     /// How long to poll before sleeping, in nanoseconds.

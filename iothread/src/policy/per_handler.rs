@@ -57,18 +57,10 @@ impl Policy for PerHandler {
     }
 
     fn list(&mut self, slot: u32) {
-        let window = self.window_mut(slot);
-        window.listed = true;
-        let ns = window.ns;
-        self.longest_ns = self.longest_ns.max(ns);
+        self.window_mut(slot).listed = true;
     }
 
     fn unlist(&mut self, slot: u32) {
-        self.window_mut(slot).listed = false;
-        self.find_longest();
-    }
-
-    fn clear(&mut self, slot: u32) {
         *self.window_mut(slot) = Window::default();
         self.find_longest();
     }

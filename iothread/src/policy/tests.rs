@@ -85,18 +85,13 @@ proptest! {
             match extra {
                 0..4 => {
                     rule.unlist(extra);
-                    plain.handlers[extra as usize].1 = false;
+                    plain.handlers[extra as usize] = (0, false);
                     active.retain(|slot| *slot != extra);
                 }
                 4 => {
                     rule.reset(&settings);
                     plain.window_ns = 0;
                     plain.handlers.iter_mut().for_each(|h| h.0 = 0);
-                }
-                5..8 => {
-                    rule.clear(extra - 5);
-                    plain.handlers[extra as usize - 5] = (0, false);
-                    active.retain(|slot| *slot != extra - 5);
                 }
                 _ => {}
             }

@@ -58,8 +58,8 @@ impl Weighted {
 
     /// The interval as it is now, ageing included.
     fn aged(&self, interval: &Interval) -> i64 {
-        if interval.ns == 0 || !interval.listed {
-            return interval.ns;
+        if interval.ns == 0 {
+            return 0;
         }
         // A slot named twice as active is already at the new sum.
         let waited = self.waited_ns.saturating_sub(interval.since_ns);
@@ -97,22 +97,15 @@ impl Policy for Weighted {
         let since_ns = self.waited_ns;
         let interval = self.interval_mut(slot);
         if !interval.listed {
-            interval.listed = true;
-            interval.since_ns = since_ns;
+            *interval = Interval {
+                ns: 0,
+                since_ns,
+                listed: true,
+            };
         }
     }
 
     fn unlist(&mut self, slot: u32) {
-        let now = *self.interval_mut(slot);
-        let ns = self.aged(&now);
-        *self.interval_mut(slot) = Interval {
-            ns,
-            listed: false,
-            ..now
-        };
-    }
-
-    fn clear(&mut self, slot: u32) {
         *self.interval_mut(slot) = Interval::default();
     }
 

@@ -6,33 +6,98 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::rc::Rc;
 use std::time::Duration;
 
-use iothread::{Context, ContextConfig, EventHandler, MonitorKind, PolicyKind, PollSettings};
+use iothread::{
+    Context, ContextConfig, EventHandler, MonitorKind, PolicyKind, PollSettings, TaskRun,
+};
 use rustix::event::EventfdFlags;
 
-/// Runs a test over every monitor; its name shows in the message of a failure.
-pub fn each_monitor(test: impl Fn(MonitorKind)) {
-    for monitor in MonitorKind::ALL {
-        println!("monitor={monitor}");
-        test(monitor);
+/// A monitor, and how its ring runs completion work.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Setup {
+    pub monitor: MonitorKind,
+    pub task_run: TaskRun,
+}
+
+impl std::fmt::Display for Setup {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "monitor={} task_run={}",
+            self.monitor,
+            self.task_run.name()
+        )
     }
 }
 
+impl Setup {
+    pub fn is_ring(self) -> bool {
+        self.monitor == MonitorKind::IoUring
+    }
+
+    pub fn config(self) -> ContextConfig {
+        ContextConfig {
+            name: "test".into(),
+            monitor: self.monitor,
+            task_run: self.task_run,
+            ..ContextConfig::default()
+        }
+    }
+}
+
+/// Runs a test over every monitor, with the ring's task-run modes. What this host has not
+/// is named and counted as skipped; `POLLUX_NO_SKIP=1` makes that a failure.
+pub fn each_monitor(test: impl Fn(Setup)) {
+    let ring = TaskRun::ALL.map(|task_run| (MonitorKind::IoUring, task_run));
+    let others = [
+        (MonitorKind::Epoll, TaskRun::Auto),
+        (MonitorKind::Ppoll, TaskRun::Auto),
+    ];
+    for (monitor, task_run) in ring.into_iter().chain(others) {
+        let setup = Setup { monitor, task_run };
+        match Context::new(setup.config()) {
+            Ok(ctx) if setup.is_ring() && ctx.task_run() != Some(task_run) => {
+                skip(&format!("{setup}: this kernel has it not"));
+            }
+            Ok(_) => {
+                println!("{setup}");
+                test(setup);
+            }
+            Err(error) => skip(&format!("{setup}: {error}")),
+        }
+    }
+}
+
+/// Says that something was not tested.
+pub fn skip(what: &str) {
+    assert!(
+        std::env::var_os("POLLUX_NO_SKIP").is_none(),
+        "skipped: {what}"
+    );
+    println!("SKIPPED: {what}");
+}
+
+/// Whether requests can be made; says so if not.
+pub fn has_ring(ctx: &Context) -> bool {
+    if !ctx.has_ring() {
+        skip("requests: no io_uring on this host");
+    }
+    ctx.has_ring()
+}
+
 /// A loop that polls for up to `poll_max_ns` (0: not at all) by the default rule.
-pub fn context(monitor: MonitorKind, poll_max_ns: i64) -> Context {
-    context_with(monitor, PolicyKind::Weighted, poll_max_ns)
+pub fn context(setup: Setup, poll_max_ns: i64) -> Context {
+    context_with(setup, PolicyKind::Weighted, poll_max_ns)
 }
 
 /// A loop with the given rule.
-pub fn context_with(monitor: MonitorKind, policy: PolicyKind, poll_max_ns: i64) -> Context {
+pub fn context_with(setup: Setup, policy: PolicyKind, poll_max_ns: i64) -> Context {
     Context::new(ContextConfig {
-        name: "test".into(),
-        monitor,
         policy,
         settings: PollSettings {
             poll_max_ns,
             ..PollSettings::default()
         },
-        ..ContextConfig::default()
+        ..setup.config()
     })
     .unwrap()
 }
@@ -90,6 +155,7 @@ pub struct Counting {
     pub errors: RefCell<Vec<i32>>,
     pub on_readable: RefCell<Option<Callback>>,
     pub on_poll_ready: RefCell<Option<Callback>>,
+    pub on_poll: RefCell<Option<Box<dyn Fn()>>>,
     pub on_poll_end: RefCell<Option<Box<dyn Fn()>>>,
     /// Read from when readable (not for eventfds of the loop).
     pub drain: Cell<Option<RawFd>>,
@@ -98,6 +164,14 @@ pub struct Counting {
 impl Counting {
     pub fn new() -> Rc<Self> {
         Rc::default()
+    }
+
+    /// What a guest does: adds work, and notifies unless notifications are off.
+    pub fn add_work(&self, fd: &OwnedFd) {
+        self.work.set(1);
+        if !self.is_off() {
+            signal(fd);
+        }
     }
 
     /// Whether its notifications are off.
@@ -137,6 +211,9 @@ impl EventHandler for Counting {
 
     fn poll(&self) -> bool {
         bump(&self.polls);
+        if let Some(callback) = &*self.on_poll.borrow() {
+            callback();
+        }
         self.work.get() != 0
     }
 

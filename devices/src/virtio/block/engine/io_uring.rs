@@ -1,7 +1,6 @@
 //! Operations on the loop's own ring. All that an iteration submits goes to the kernel with the
 //! loop's one enter.
 
-use std::cell::RefCell;
 use std::os::fd::RawFd;
 
 use io_uring::opcode;
@@ -10,44 +9,6 @@ use io_uring::types::{Fd, Fixed, FsyncFlags};
 use iothread::{CompleterId, Context};
 
 use super::{Engine, Op, Transfer};
-
-/// Slots for registered files on each ring: one a queue of a disk. Queues beyond use descriptors.
-const FILE_SLOTS: u32 = 256;
-
-thread_local! {
-    // Which registered-file slots of this thread's ring are taken. A ring that has no table yet
-    // gets one and starts this anew.
-    static TAKEN: RefCell<Vec<bool>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Registers `fd` with the ring; the slot, or None where that does not work.
-fn register(ctx: &Context, fd: RawFd) -> Option<u32> {
-    TAKEN.with_borrow_mut(|taken| {
-        match ctx.register_files_sparse(FILE_SLOTS) {
-            Ok(()) => *taken = vec![false; FILE_SLOTS as usize],
-            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
-            Err(error) => {
-                tracing::debug!(%error, "io_uring takes no registered files");
-                return None;
-            }
-        }
-        let slot = taken.iter().position(|taken| !taken)?;
-        let number = slot as u32;
-        ctx.update_file(number, fd).ok()?;
-        taken[slot] = true;
-        Some(number)
-    })
-}
-
-fn unregister(ctx: &Context, slot: u32) {
-    TAKEN.with_borrow_mut(|taken| {
-        if ctx.update_file(slot, -1).is_ok()
-            && let Some(taken) = taken.get_mut(slot as usize)
-        {
-            *taken = false;
-        }
-    });
-}
 
 /// See the module.
 pub(in super::super) struct IoUring {
@@ -61,7 +22,11 @@ impl IoUring {
     pub(in super::super) fn new(ctx: &Context, fd: RawFd, completer: CompleterId) -> IoUring {
         IoUring {
             fd,
-            slot: register(ctx, fd),
+            // Without a slot the descriptor serves as well.
+            slot: ctx
+                .register_file(fd)
+                .inspect_err(|error| tracing::debug!(%error, "no slot for a registered file"))
+                .ok(),
             completer,
         }
     }
@@ -134,7 +99,7 @@ impl Engine for IoUring {
 
     fn detach(&mut self, ctx: &Context) {
         if let Some(slot) = self.slot.take() {
-            unregister(ctx, slot);
+            ctx.unregister_file(slot);
         }
     }
 }
