@@ -3,6 +3,7 @@
 pub mod block;
 pub mod device;
 pub mod mmio;
+pub mod pci;
 pub mod queue;
 pub mod ram;
 #[cfg(test)]

@@ -141,6 +141,10 @@ impl Transport {
         feature_half(self.device.features(), self.device_features_select)
     }
 
+    pub(crate) fn driver_features(&self) -> u32 {
+        feature_half(self.driver_features, self.driver_features_select)
+    }
+
     pub(crate) fn set_driver_features(&mut self, value: u32) {
         // Negotiation ends with FEATURES_OK (section 3.1.1, step 5).
         if self.status & FEATURES_OK != 0 {
