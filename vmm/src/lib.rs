@@ -7,5 +7,6 @@ pub mod logging;
 pub mod metrics;
 pub mod qmp;
 pub mod threads;
+pub mod tools;
 pub mod top;
 pub mod vm;

@@ -2,9 +2,10 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
-use vmm::config::Config;
+use clap::{CommandFactory, Parser};
 use vmm::config::args::{Cli, Command, RunArgs};
+use vmm::config::{self, Config};
+use vmm::tools;
 use vmm::vm::{Error, builder};
 
 /// Wrong usage, as clap has it.
@@ -22,6 +23,12 @@ fn main() -> ExitCode {
                     ExitCode::FAILURE
                 }
             };
+        }
+        Some(Command::Tool(tool)) => {
+            return tools::run(&tool, Cli::command()).unwrap_or_else(|error| {
+                say(&error.to_string());
+                ExitCode::FAILURE
+            });
         }
         None => cli.run,
     };
@@ -42,6 +49,15 @@ fn run(args: &RunArgs) -> Result<ExitCode, Error> {
     if args.print_config {
         println!("{}", config.print());
         return Ok(ExitCode::SUCCESS);
+    }
+    for (option, given) in [
+        ("--qmp", config.qmp.is_some()),
+        ("--metrics", config.metrics.is_some()),
+    ] {
+        if given {
+            let problem = "not available in this version; leave it out";
+            return Err(config::Error::new(option, problem).into());
+        }
     }
     vmm::logging::start(&config.log)?;
     let outcome = builder::build(&config)?.run()?;

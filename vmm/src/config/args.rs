@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::guest;
+use crate::tools::Tool;
 
 /// A micro-VMM whose disks run on adaptively polled iothreads.
 #[derive(Debug, Parser)]
@@ -26,6 +27,9 @@ pub enum Command {
     /// The embedded guest: a program that drives disks, and needs no operating system
     #[command(subcommand)]
     Guest(guest::Command),
+    /// Everything else
+    #[command(flatten)]
+    Tool(Tool),
 }
 
 /// The options of `run`. Key=value lists keep a comma that is doubled (`,,`) or in double quotes; sizes take K, M, G, T.
@@ -69,6 +73,14 @@ pub struct RunArgs {
     #[arg(long, value_name = "WHERE")]
     pub serial: Option<String>,
 
+    /// Monitor for QMP clients, `pollux info` and `pollux top`: unix:SOCKET
+    #[arg(long, value_name = "SOCKET")]
+    pub qmp: Option<String>,
+
+    /// The VM's numbers in Prometheus' text format: FILE or file=FILE,interval=SECONDS [default interval: 10]
+    #[arg(long, value_name = "LIST")]
+    pub metrics: Option<String>,
+
     /// Messages: LEVEL or level=warn,,iothread=debug,file=FILE [default: warn]
     #[arg(long, value_name = "LIST")]
     pub log: Option<String>,
@@ -106,6 +118,8 @@ impl RunArgs {
             ("cpus", &self.cpus),
             ("cpu", &self.cpu),
             ("serial", &self.serial),
+            ("qmp", &self.qmp),
+            ("metrics", &self.metrics),
             ("log", &self.log),
         ];
         let many = [("iothread", &self.iothread), ("disk", &self.disk)];

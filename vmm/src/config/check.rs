@@ -5,13 +5,17 @@ use std::collections::BTreeSet;
 use iothread::SettingError;
 use tracing_subscriber::filter::LevelFilter;
 
-use super::{Config, Disk, Error, ErrorPolicy, IoThread, Size, Transport, placement};
+use super::{Config, Disk, Error, ErrorPolicy, IoThread, Metrics, Size, Transport, placement};
 use crate::vm::{disks, iothreads};
 
 /// Most vCPUs.
 pub const MAX_CPUS: u32 = 64;
 /// Least guest memory.
 pub const MIN_MEMORY: Size = Size(64 << 20);
+
+/// Longest time between two writings of the metrics, in seconds.
+pub const MAX_METRICS_INTERVAL: u32 = 86400;
+
 /// The parts of the program that have a log level of their own.
 const LOG_PARTS: [&str; 4] = ["vmm", "devices", "arch", "iothread"];
 
@@ -26,6 +30,9 @@ pub fn check(config: &Config) -> Result<(), Error> {
         return Err(Error::new("--cmdline", "contains a NUL byte; remove it"));
     }
     check_log(config)?;
+    if let Some(metrics) = &config.metrics {
+        check_metrics(metrics)?;
+    }
     let mut names = BTreeSet::new();
     for iothread in &config.iothread {
         let place = format!("--iothread id={}", iothread.id);
@@ -120,6 +127,23 @@ fn check_log(config: &Config) -> Result<(), Error> {
             );
             return Err(Error::new(format!("--log {level}"), problem));
         }
+    }
+    Ok(())
+}
+
+fn check_metrics(metrics: &Metrics) -> Result<(), Error> {
+    let file = metrics.file.display();
+    if metrics.file.file_name().is_none() {
+        return Err(Error::new(
+            format!("--metrics file={file}"),
+            "not the name of a file; give file=FILE",
+        ));
+    }
+    if !(1..=MAX_METRICS_INTERVAL).contains(&metrics.interval) {
+        return Err(Error::new(
+            format!("--metrics interval={}", metrics.interval),
+            format!("out of range; give 1 to {MAX_METRICS_INTERVAL} seconds"),
+        ));
     }
     Ok(())
 }

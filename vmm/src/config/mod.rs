@@ -26,9 +26,10 @@ use serde_json::{Map, Value};
 pub use error::{Error, one_line};
 pub use nearest::nearest;
 pub use sections::{
-    Cache, Disk, Engine, ErrorPolicy, IoThread, Log, Memory, Monitor, PollPolicy, Transport,
+    Cache, Disk, Engine, ErrorPolicy, IoThread, Log, Memory, Metrics, Monitor, PollPolicy,
+    Transport,
 };
-pub use types::{HugePages, IndexSet, Serial, Size};
+pub use types::{HugePages, IndexSet, QmpSocket, Serial, Size};
 
 /// A whole virtual machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -62,6 +63,12 @@ pub struct Config {
     /// The console.
     #[serde(default)]
     pub serial: Serial,
+    /// The monitor's socket, for QMP clients.
+    #[serde(default)]
+    pub qmp: Option<QmpSocket>,
+    /// The VM's numbers in a file.
+    #[serde(default)]
+    pub metrics: Option<Metrics>,
     /// Messages.
     #[serde(default)]
     pub log: Log,
@@ -131,6 +138,8 @@ fn option_value(key: &str, option: args::Given<'_>) -> Result<Value, Error> {
         "memory" => section::<Memory>(text, Some("size")),
         "iothread" => section::<IoThread>(text, Some("id")).map(in_list),
         "disk" => section::<Disk>(text, Some("path")).map(in_list),
+        "metrics" => section::<Metrics>(text, Some("file")),
+        "qmp" => leaf::<QmpSocket>(text),
         "log" => log(text),
         "cpus" => leaf::<u32>(text),
         "cpu" => cpu_model(text),

@@ -8,13 +8,13 @@ use std::borrow::Cow;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde_json::Value;
 
-use super::{Config, HugePages, IndexSet, Serial, Size};
+use super::{Config, HugePages, IndexSet, QmpSocket, Serial, Size};
 
 /// The schema of a [`Config`] file.
 pub fn schema() -> Value {
-    let mut schema = schemars::schema_for!(Config);
-    schema.insert("title".to_owned(), "Pollux virtual machine".into());
-    schema.to_value()
+    let mut schema = schemars::schema_for!(Config).to_value();
+    schema["title"] = "Pollux virtual machine".into();
+    schema
 }
 
 /// Stands for [`arch::CpuModel`], which knows no schemas.
@@ -66,5 +66,50 @@ notations! {
         "description": "Where the console goes.",
         "pattern": "^(stdio|pty|none|file=.+)$",
         "examples": ["stdio", "file=console.log"]
+    }
+    QmpSocket, "QmpSocket" => {
+        "type": "string",
+        "description": "A unix socket.",
+        "pattern": "^unix:.+$",
+        "examples": ["unix:/run/vm.sock"]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::{Path, PathBuf};
+
+    use super::super::check;
+    use super::*;
+
+    fn published() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../resources/config")
+    }
+
+    #[test]
+    fn the_published_schema_is_that_of_the_types() {
+        let path = published().join("schema.json");
+        let text = std::fs::read_to_string(&path).unwrap();
+        let file: Value = serde_json::from_str(&text).unwrap();
+        let remedy = "write it anew: pollux schema > resources/config/schema.json";
+        assert!(file == schema(), "{}: {remedy}", path.display());
+    }
+
+    #[test]
+    fn the_published_examples_are_good_configurations_and_print_as_they_are_read() {
+        let mut examples = 0;
+        for entry in std::fs::read_dir(published()).unwrap() {
+            let path = entry.unwrap().path();
+            if path.ends_with("schema.json") {
+                continue;
+            }
+            let place = path.display().to_string();
+            let text = std::fs::read_to_string(&path).unwrap();
+            let config = Config::from_json(&text, &place).unwrap();
+            check::check(&config).unwrap();
+            assert_eq!(Config::from_json(&config.print(), &place).unwrap(), config);
+            examples += 1;
+        }
+        assert_eq!(examples, 3);
     }
 }

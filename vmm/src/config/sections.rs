@@ -287,3 +287,18 @@ impl Default for Log {
         }
     }
 }
+
+/// `--metrics`: the VM's numbers in a file, in Prometheus' text format.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Metrics {
+    /// The file, replaced each time.
+    pub file: PathBuf,
+    /// Seconds between two times.
+    #[serde(default = "ten")]
+    pub interval: u32,
+}
+
+fn ten() -> u32 {
+    10
+}

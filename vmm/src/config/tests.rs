@@ -239,6 +239,14 @@ fn every_mistake_names_option_value_and_remedy() {
             &with_io("a,queues=3,iothreads=io0:io1,vqs=0:1"),
             &["queue 2 is assigned to no iothread"],
         ),
+        (&["--qmp", "/run/x"], &["--qmp /run/x", "unix:/run/x"]),
+        (&["--qmp", "unix:"], &["unix:PATH"]),
+        (
+            &["--metrics", "a,interval=0"],
+            &["interval=0", "1 to 86400"],
+        ),
+        (&["--metrics", "/"], &["file=/", "file=FILE"]),
+        (&["--metrics", "interval=5"], &["file= is missing"]),
         (
             &["--config", "/nowhere.json"],
             &["--config /nowhere.json", "readable"],
@@ -403,7 +411,8 @@ prop_compose! {
         iothread in prop::collection::vec(iothread(), 0..3), disk in prop::collection::vec(disk(), 0..3),
         console in prop_oneof![Just(Serial::Stdio), Just(Serial::Pty), Just(Serial::None),
             "[ -~]{1,9}".prop_map(|path| Serial::File(path.into()))],
-        level in text(), file in prop::option::of(text())
+        level in text(), file in prop::option::of(text()), socket in prop::option::of("[ -~]{1,9}"),
+        metrics in prop::option::of((text(), any::<u32>()))
     ) -> Config {
         let hugepages = match page.0 {
             bytes if bytes.is_power_of_two() && bytes >= 65536 => HugePages::Size(page),
@@ -415,6 +424,8 @@ prop_compose! {
             memory: Memory { size, hugepages, prefault, shared },
             cpus, cpu: cpu.parse().unwrap(), iothread, disk, serial: console,
             log: Log { level, file: file.map(Into::into) }, stats,
+            qmp: socket.map(|path| QmpSocket(path.into())),
+            metrics: metrics.map(|(file, interval)| Metrics { file: file.into(), interval }),
         }
     }
 }

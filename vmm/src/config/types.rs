@@ -189,6 +189,28 @@ impl fmt::Display for Serial {
     }
 }
 
+/// Where the monitor (QMP) listens: a unix socket, written `unix:PATH`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QmpSocket(pub PathBuf);
+
+impl FromStr for QmpSocket {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.strip_prefix("unix:") {
+            Some("") => Err("no path; give unix:PATH".to_owned()),
+            Some(path) => Ok(Self(path.into())),
+            None => Err(format!("not a socket; did you mean unix:{text}?")),
+        }
+    }
+}
+
+impl fmt::Display for QmpSocket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "unix:{}", self.0.display())
+    }
+}
+
 /// Serde by the text form; a number or a switch counts as its text.
 macro_rules! as_text {
     ($($name:ty => $expected:literal)*) => {$(
@@ -227,6 +249,7 @@ as_text! {
     IndexSet => "a list of numbers such as \"0-2+5\""
     HugePages => "on, off or a page size such as \"2M\""
     Serial => "stdio, pty, none or file=PATH"
+    QmpSocket => "a socket: \"unix:PATH\""
 }
 
 /// Serde for a foreign type by its text form: `#[serde(with = "by_text")]`.

@@ -73,10 +73,30 @@ impl Server {
     }
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
+impl Server {
+    /// Stops as dropping does, and calls `serve` again and again meanwhile: a command under way may be waiting for
+    /// something that this thread does.
+    pub fn stop(self, mut serve: impl FnMut()) {
+        self.ask_to_stop();
+        while self
+            .thread
+            .as_ref()
+            .is_some_and(|thread| !thread.is_finished())
+        {
+            serve();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn ask_to_stop(&self) {
         self.stopping.store(true, Ordering::Release);
         self.queue.wake();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.ask_to_stop();
         if let Some(thread) = self.thread.take() {
             // If it has panicked, the panic hook has told so.
             let _ = thread.join();

@@ -2,6 +2,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::mpsc::{self, Receiver, Sender};
 
 use serde_json::json;
 
@@ -9,7 +11,14 @@ use super::super::event::{self, Event, ShutdownCause, Sink};
 use super::*;
 
 /// Answers with the name of the command, however long; `emit` emits, `big` answers with much.
-struct Echo(Sink);
+/// `wait` waits for the test.
+struct Echo(Sink, Mutex<Hold>);
+
+/// The command's end of the test's hold on it.
+struct Hold {
+    begun: Sender<()>,
+    released: Receiver<()>,
+}
 
 impl Commands for Echo {
     fn execute(&self, call: Call) -> Result<Value, Error> {
@@ -19,6 +28,12 @@ impl Commands for Echo {
                 Ok(json!({}))
             }
             "big" => Ok(json!("x".repeat(50_000))),
+            "wait" => {
+                let hold = self.1.lock().unwrap();
+                hold.begun.send(()).unwrap();
+                hold.released.recv().unwrap();
+                Ok(json!("waited"))
+            }
             "fail" => Err(Error::failed("it failed")),
             name => Ok(json!(name)),
         }
@@ -29,6 +44,8 @@ struct Bed {
     /// Before the directory, so that the socket is removed first.
     server: Option<Server>,
     sink: Sink,
+    begun: Receiver<()>,
+    release: Sender<()>,
     path: PathBuf,
     dir: tempfile::TempDir,
 }
@@ -37,11 +54,20 @@ fn bed() -> Bed {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("qmp");
     let (sink, queue) = event::channel().unwrap();
+    let (begin, begun) = mpsc::channel();
+    let (release, released) = mpsc::channel();
+    let hold = Hold {
+        begun: begin,
+        released,
+    };
     let listener = Listener::bind(&path).unwrap();
-    let server = Some(Server::start(listener, Echo(sink.clone()), queue).unwrap());
+    let server =
+        Some(Server::start(listener, Echo(sink.clone(), Mutex::new(hold)), queue).unwrap());
     Bed {
         server,
         sink,
+        begun,
+        release,
         path,
         dir,
     }
@@ -332,10 +358,13 @@ fn clients_that_wait_do_not_keep_the_server_awake() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("qmp");
     let (sink, queue) = event::channel().unwrap();
+    let (begun, _begun) = mpsc::channel();
+    let (_release, released) = mpsc::channel();
+    let hold = Hold { begun, released };
     let mut service = Service {
         listener: Listener::bind(&path).unwrap(),
         commands: WithEvents {
-            commands: Echo(sink),
+            commands: Echo(sink, Mutex::new(hold)),
             queue: Arc::new(queue),
         },
         stopping: Arc::default(),
@@ -378,4 +407,24 @@ fn clients_that_wait_do_not_keep_the_server_awake() {
             assert!(turns < 10, "client {left} lingers");
         }
     }
+}
+
+#[test]
+fn a_command_under_way_is_served_to_its_end_while_the_server_stops() {
+    let mut bed = bed();
+    let mut peer = bed.client();
+    peer.send(json!({"execute": "wait"}).to_string());
+    bed.begun.recv().unwrap();
+    let server = bed.server.take().unwrap();
+    let mut served = 0;
+    server.stop(|| {
+        served += 1;
+        // The thread that stops is the one that the command waits for.
+        if served == 3 {
+            bed.release.send(()).unwrap();
+        }
+    });
+    assert!(served >= 3);
+    assert_eq!(peer.receive(), json!({"return": "waited"}));
+    assert_eq!(peer.line(), None);
 }
