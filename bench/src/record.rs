@@ -39,18 +39,27 @@ pub struct GuestCpu {
     pub idle: f64,
 }
 
-/// Polling of one iothread, or of one of its handlers, as the VMM counted it.
+/// What one event loop counted within the measured interval.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Polling {
-    /// The iothread's id, with the handler's name after a slash where it is one handler's.
+    /// The iothread's id.
     pub name: String,
     /// Times that polling found work.
     pub hits: u64,
     /// Times that polling found none before its window was over.
     pub misses: u64,
-    /// Time polled in vain.
-    pub missed_ns: u64,
-    /// Polling windows by length: upper bound in nanoseconds (exclusive) and count, rising.
+    /// Time polled.
+    pub polled_ns: u64,
+    /// Part of it that found nothing.
+    pub vain_ns: u64,
+    /// Times that the loop slept in the kernel.
+    pub blocks: u64,
+    /// Times that another thread had to wake it.
+    pub wakeups: u64,
+    /// Calls of io_uring_enter.
+    pub enters: u64,
+    /// Polling windows in effect, by iteration: shortest window of a bucket, in nanoseconds, and
+    /// count, rising. Buckets are log-linear, four to each power of two.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub windows: Vec<(u64, u64)>,
 }
@@ -94,6 +103,14 @@ impl Measurement {
     pub fn per_io(&self, cpu_ns: u64) -> Option<f64> {
         let ios = self.ios();
         (ios > 0.0).then(|| cpu_ns as f64 / ios)
+    }
+
+    /// Calls of io_uring_enter of all loops for each I/O, where the VMM counts them.
+    pub fn enters_per_io(&self) -> Option<f64> {
+        let enters: u64 = self.polling.iter().map(|p| p.enters).sum();
+        (!self.polling.is_empty())
+            .then(|| self.per_io(enters))
+            .flatten()
     }
 
     /// CPU of the whole VMM in percent of one CPU.

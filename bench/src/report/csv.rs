@@ -3,7 +3,7 @@
 use super::rows;
 use crate::cpu::Group;
 use crate::matrix::AXES;
-use crate::record::{Measurement, Results};
+use crate::record::{Measurement, Polling, Results};
 
 /// The columns after the run's name, the axes and the round.
 type Column = (&'static str, fn(&Measurement) -> Option<f64>);
@@ -41,6 +41,12 @@ const FIGURES: &[Column] = &[
     ("io_cpu_ns_per_io", Measurement::io_cpu_per_io),
     ("kicks_per_io", |m| m.kicks_per_io),
     ("interrupts_per_io", |m| m.interrupts_per_io),
+    ("enters_per_io", Measurement::enters_per_io),
+    ("poll_hits", |m| polling(m, |p| p.hits)),
+    ("poll_misses", |m| polling(m, |p| p.misses)),
+    ("polled_ns", |m| polling(m, |p| p.polled_ns)),
+    ("polled_in_vain_ns", |m| polling(m, |p| p.vain_ns)),
+    ("blocks", |m| polling(m, |p| p.blocks)),
     ("guest_usr_percent", |m| m.guest_cpu.map(|c| c.usr)),
     ("guest_sys_percent", |m| m.guest_cpu.map(|c| c.sys)),
     ("guest_irq_percent", |m| m.guest_cpu.map(|c| c.irq)),
@@ -53,6 +59,12 @@ const FIGURES: &[Column] = &[
     ("host_steal_percent", |m| Some(m.cpu.host.steal_percent)),
     ("host_idle_percent", |m| Some(m.cpu.host.idle_percent)),
 ];
+
+/// A counter of all loops together.
+fn polling(m: &Measurement, counter: fn(&Polling) -> u64) -> Option<f64> {
+    let sum: u64 = m.polling.iter().map(counter).sum();
+    (!m.polling.is_empty()).then_some(sum as f64)
+}
 
 /// The report; `Err` only if the writer of CSV refuses, which memory does not.
 pub fn csv(results: &Results) -> Result<Vec<u8>, ::csv::Error> {

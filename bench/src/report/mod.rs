@@ -90,15 +90,15 @@ pub struct Windows {
     pub samples: u64,
     /// Their mean length, each taken at the middle of its bucket.
     pub mean_ns: f64,
-    /// Half are shorter than this bound.
+    /// Half are no longer than the bucket that begins here.
     pub p50_ns: u64,
-    /// Nine tenths are shorter than this bound.
+    /// Nine tenths are no longer than the bucket that begins here.
     pub p90_ns: u64,
     /// That found work.
     pub hits: u64,
     /// That did not.
     pub misses: u64,
-    /// Upper bound and count of each bucket, rising.
+    /// Shortest window and count of each bucket, rising.
     pub buckets: Vec<(u64, u64)>,
 }
 
@@ -106,7 +106,9 @@ pub struct Windows {
 pub fn windows(record: &RunRecord) -> Vec<(String, Windows)> {
     let mut names: Vec<String> = Vec::new();
     for polling in record.measurements().flat_map(|m| &m.polling) {
-        if !polling.windows.is_empty() && !names.contains(&polling.name) {
+        // A window of 0 is no polling.
+        let polls = polling.windows.iter().any(|(from_ns, _)| *from_ns > 0);
+        if polls && !names.contains(&polling.name) {
             names.push(polling.name.clone());
         }
     }
@@ -119,8 +121,8 @@ pub fn windows(record: &RunRecord) -> Vec<(String, Windows)> {
             for polling in record.measurements().flat_map(|m| &m.polling).filter(same) {
                 hits += polling.hits;
                 misses += polling.misses;
-                for (bound, count) in &polling.windows {
-                    *buckets.entry(*bound).or_insert(0) += count;
+                for (from_ns, count) in &polling.windows {
+                    *buckets.entry(*from_ns).or_insert(0) += count;
                 }
             }
             let buckets: Vec<(u64, u64)> = buckets.into_iter().collect();
@@ -131,12 +133,15 @@ pub fn windows(record: &RunRecord) -> Vec<(String, Windows)> {
 
 fn summarise(buckets: Vec<(u64, u64)>, hits: u64, misses: u64) -> Windows {
     let samples: u64 = buckets.iter().map(|b| b.1).sum();
-    let mut below = 0;
-    let mut sum = 0.0;
-    for (bound, count) in &buckets {
-        sum += *count as f64 * f64::midpoint(below as f64, *bound as f64);
-        below = *bound;
-    }
+    // A bucket is a quarter of its power of two wide.
+    let middle = |from_ns: u64| match from_ns {
+        0..4 => from_ns as f64,
+        _ => from_ns as f64 + (1u64 << (from_ns.ilog2() - 2)) as f64 / 2.0,
+    };
+    let sum: f64 = buckets
+        .iter()
+        .map(|(from_ns, count)| middle(*from_ns) * *count as f64)
+        .sum();
     let percentile = |percent: u64| {
         let mut seen = 0;
         buckets
@@ -145,7 +150,7 @@ fn summarise(buckets: Vec<(u64, u64)>, hits: u64, misses: u64) -> Windows {
                 seen += count;
                 seen * 100 >= samples * percent
             })
-            .map_or(0, |(bound, _)| *bound)
+            .map_or(0, |(from_ns, _)| *from_ns)
     };
     Windows {
         samples,

@@ -28,8 +28,10 @@ pub(crate) fn sample() -> Results {
                     name: "io0".into(),
                     hits: 8,
                     misses: 2,
-                    missed_ns: 10,
-                    windows: vec![(1000, 5), (2000, 4), (4000, 1)],
+                    vain_ns: 10,
+                    enters: 50_000,
+                    windows: vec![(1024, 5), (2048, 4), (4096, 1)],
+                    ..Polling::default()
                 }];
                 Some(m)
             })
@@ -91,11 +93,12 @@ fn threads_ratios_and_windows_are_shown() {
     assert!(text.contains("vcpu0"));
     assert!(text.contains("1.20 ±0.00"), "{text}");
     let windows = line("w1            randread 8k d1").expect("windows");
-    // 30 samples in three rounds: 15 below 1000, 12 below 2000, 3 below 4000.
+    // 30 samples in three rounds, counted in the middle of their buckets: 15 at 1152, 12 at 2304,
+    // 3 at 4608.
     assert_eq!(
         windows.split_whitespace().collect::<Vec<_>>(),
         [
-            "w1", "randread", "8k", "d1", "io0", "1", "30", "1150", "1000", "2000", "24", "6"
+            "w1", "randread", "8k", "d1", "io0", "1", "30", "1958", "1024", "2048", "24", "6"
         ]
     );
 }
@@ -143,8 +146,8 @@ fn csv_has_a_line_for_each_measurement() {
 fn percentiles_of_buckets() {
     let none = summarise(Vec::new(), 0, 0);
     assert_eq!((none.samples, none.p50_ns), (0, 0));
-    let one = summarise(vec![(10, 1)], 1, 0);
-    assert_eq!((one.mean_ns, one.p50_ns, one.p90_ns), (5.0, 10, 10));
+    let one = summarise(vec![(8, 1)], 1, 0);
+    assert_eq!((one.mean_ns, one.p50_ns, one.p90_ns), (9.0, 8, 8));
 }
 
 fn line_with<'a>(text: &'a str, parts: &[&str]) -> Vec<&'a str> {
@@ -194,7 +197,7 @@ fn published_figures_stand_beside_ours() {
     assert_eq!(
         window[2..],
         [
-            "5010000", "15647", "14863", "28695", "100", "4915", "8192", "8192"
+            "5010000", "15647", "14863", "28695", "100", "7834", "8192", "8192"
         ]
     );
     assert_eq!(line_with(&text, &["randwrite", "3"])[6..], ["-"; 4]);

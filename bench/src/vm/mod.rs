@@ -3,6 +3,7 @@
 mod pollux;
 mod process;
 mod qemu;
+mod qmp;
 #[cfg(test)]
 mod tests;
 
@@ -12,6 +13,7 @@ use std::process::Command;
 use crate::matrix::{Run, Vmm};
 
 pub use process::{Error as ProcessError, Vm};
+pub use qmp::{Counters, Error as QmpError, Qmp};
 
 /// Where the VMMs are.
 #[derive(Clone, Debug)]

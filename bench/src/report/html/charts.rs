@@ -3,7 +3,7 @@
 use super::svg::{COLOURS, Drawing, PLOT, Scale, short};
 use crate::cpu::Group;
 use crate::record::{Latency, Measurement};
-use crate::report::{Row, windows};
+use crate::report::{Row, Windows, windows};
 use crate::stats::{Summary, pareto_front};
 
 /// A run with its place in the legend.
@@ -141,16 +141,19 @@ pub fn latency(runs: &[Series<'_>], title: &str) -> Option<String> {
 
 /// Lengths of polling windows: the share of each bucket.
 pub fn poll_windows(runs: &[Series<'_>], title: &str) -> Option<String> {
-    let found: Vec<(&Series<'_>, super::super::Windows)> = runs
+    let mut found: Vec<(&Series<'_>, Windows)> = runs
         .iter()
         .filter_map(|s| {
-            windows(s.row.record)
-                .into_iter()
-                .map(|(_, w)| w)
-                .find(|w| w.samples > 0)
-                .map(|w| (s, w))
+            let first = windows(s.row.record).into_iter().map(|(_, w)| w);
+            first.filter(|w| w.samples > 0).map(|w| (s, w)).next()
         })
         .collect();
+    let octaves = found.iter().flat_map(|(_, w)| &w.buckets).count() > 12 * found.len();
+    if octaves {
+        found
+            .iter_mut()
+            .for_each(|(_, w)| w.buckets = by_octave(&w.buckets));
+    }
     let mut bounds: Vec<u64> = found
         .iter()
         .flat_map(|(_, w)| w.buckets.iter().map(|b| b.0))
@@ -161,7 +164,7 @@ pub fn poll_windows(runs: &[Series<'_>], title: &str) -> Option<String> {
         return None;
     }
     let (left, top, right, bottom) = PLOT;
-    let share = |w: &super::super::Windows, bound: u64| {
+    let share = |w: &Windows, bound: u64| {
         let count = w.buckets.iter().find(|b| b.0 == bound).map_or(0, |b| b.1);
         100.0 * count as f64 / w.samples as f64
     };
@@ -190,7 +193,7 @@ pub fn poll_windows(runs: &[Series<'_>], title: &str) -> Option<String> {
         for (place, (series, w)) in found.iter().enumerate() {
             let percent = share(w, *bound);
             let tip = format!(
-                "{}: {percent:.1}% of {} windows below {} µs",
+                "{}: {percent:.1}% of {} windows from {} µs",
                 series.row.name,
                 w.samples,
                 *bound as f64 / 1e3
@@ -216,8 +219,21 @@ pub fn poll_windows(runs: &[Series<'_>], title: &str) -> Option<String> {
             );
         }
     }
-    drawing.captions("window below, µs", "share");
+    drawing.captions("window from, µs", "share");
     Some(drawing.finish())
+}
+
+/// Buckets joined to one for each power of two.
+fn by_octave(buckets: &[(u64, u64)]) -> Vec<(u64, u64)> {
+    let mut joined: Vec<(u64, u64)> = Vec::new();
+    for (from_ns, count) in buckets {
+        let from_ns = from_ns.checked_ilog2().map_or(0, |log2| 1 << log2);
+        match joined.last_mut() {
+            Some(last) if last.0 == from_ns => last.1 += count,
+            _ => joined.push((from_ns, *count)),
+        }
+    }
+    joined
 }
 
 /// Parts of the CPU's time in the order in which they are stacked.
