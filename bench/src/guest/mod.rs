@@ -1,7 +1,8 @@
 //! The embedded bare-metal guest as a load.
 //!
 //! Each turn is a VM of its own with two jobs of the same kind: a ramp, whose line of JSON on the
-//! console begins the measured interval, and the job that is measured, whose line ends it.
+//! console begins the measured interval, and the job that is measured, whose line ends it. The guest
+//! then idles a moment, in which its VMM's threads are counted.
 
 mod line;
 #[cfg(test)]
@@ -24,6 +25,8 @@ const MEMORY_BYTES: u64 = 128 << 20;
 const RAMP: &str = "ramp";
 /// The measured job.
 const MEASURED: &str = "measured";
+/// An idle job after it, or the VM would end, and its threads with it, while they are counted.
+const AFTER: &str = "job=after rw=sleep runtime=500ms";
 
 /// The embedded guest and the disks that bear its load.
 #[derive(Debug)]
@@ -113,7 +116,7 @@ impl GuestBed {
             text += &format!(" thinktime={think_ns}ns");
         }
         text + &format!(
-            " job={RAMP} runtime={}ns job={MEASURED} runtime={}ns",
+            " job={RAMP} runtime={}ns job={MEASURED} runtime={}ns {AFTER}",
             self.ramp.as_nanos(),
             self.runtime.as_nanos()
         )

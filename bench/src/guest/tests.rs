@@ -73,7 +73,8 @@ fn the_guest_is_told_the_run_in_its_words() {
     assert_eq!(
         text,
         "rw=randwrite bs=8192 iodepth=32 queues=1 completion=poll thinktime=5ns \
-         job=ramp runtime=200000000ns job=measured runtime=500000000ns"
+         job=ramp runtime=200000000ns job=measured runtime=500000000ns \
+         job=after rw=sleep runtime=500ms"
     );
     let machine = bed().machine(&run_of("disks=2"));
     assert_eq!(machine.disks.len(), 2);
