@@ -74,7 +74,16 @@ fn read_all(stream: Option<impl Read + Send + 'static>) -> std::thread::JoinHand
 
 /// Runs `command` to its end.
 pub fn run(command: &mut Command) -> Finished {
-    finish(command.spawn().unwrap())
+    loop {
+        match command.spawn() {
+            // A test that runs a copy of the program: another test's child, forked while the copy
+            // was written, has not reached its exec yet and holds it open.
+            Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            child => return finish(child.unwrap()),
+        }
+    }
 }
 
 /// False, with a word on standard error, where there is no /dev/kvm.
