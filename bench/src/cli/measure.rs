@@ -77,17 +77,21 @@ impl Plan {
                 Results::new(defaults.tool, Conditions::of_this_host(), rounds, runs)
             }
         };
-        let programs = Programs {
+        let mut programs = Programs {
             pollux: common.pollux.clone().unwrap_or_else(default_pollux),
             qemu: common.qemu.clone(),
             qemu_accel: common.qemu_accel.clone(),
             qemu_firmware: common.qemu_firmware.clone(),
+            pollux_has_qmp: false,
         };
         let mut versions = Vec::new();
         for vmm in [Vmm::Pollux, Vmm::Qemu] {
             if results.runs.iter().any(|r| r.run.vmm == vmm) {
                 versions.push(programs.version(vmm).map_err(|e| usage(&e))?);
             }
+        }
+        if results.runs.iter().any(|r| r.run.vmm == Vmm::Pollux) {
+            programs.find_qmp().map_err(|e| usage(&e))?;
         }
         // Before the disks, which Ctrl-C must not leave behind.
         let stop = Stop::on_signals().map_err(|e| Error::Failed(format!("signals: {e}")))?;

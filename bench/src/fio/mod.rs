@@ -10,7 +10,7 @@ mod tests;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tempfile::TempDir;
@@ -19,7 +19,7 @@ use crate::cpu::{Process, Usage};
 use crate::matrix::Run;
 use crate::record::Measurement;
 use crate::runner::{Bed, Failure, Stop};
-use crate::vm::{Disk, Machine, Programs, Vm};
+use crate::vm::{Disk, Machine, Programs, Qmp, Vm};
 
 use job_file::JobFile;
 pub use script::Times;
@@ -77,9 +77,13 @@ impl Bed for FioBed {
             })
             .collect();
         let (machine, results) = self.machine(first, &jobs, &scratch)?;
-        let mut vm = Vm::start(self.programs.command(&machine, first), stop)?;
+        let mut command = self.programs.command(&machine, first);
+        let socket = self
+            .programs
+            .offer_counters(&mut command, first, scratch.path());
+        let mut vm = Vm::start(command, stop)?;
         for number in 0..jobs.len() {
-            each(self.measure(&mut vm, number, &results)?);
+            each(self.measure(&mut vm, number, &results, socket.as_deref())?);
         }
         // Ended by itself, or its figures would not count as those of a VMM that works.
         let (status, messages) = vm.wait_end(POWER_OFF.max(self.patience))?;
@@ -157,7 +161,13 @@ impl FioBed {
     }
 
     /// Follows job `number` through its marks.
-    fn measure(&self, vm: &mut Vm, number: usize, results: &File) -> Result<Measurement, Failure> {
+    fn measure(
+        &self,
+        vm: &mut Vm,
+        number: usize,
+        results: &File,
+        socket: Option<&Path>,
+    ) -> Result<Measurement, Failure> {
         let job_s = match &self.job_file {
             Some(file) => file.ramp_s + file.runtime_s,
             None => self.times.ramp_s + self.times.runtime_s,
@@ -178,12 +188,18 @@ impl FioBed {
         // A job that fails at once is done before its interval begins.
         let mark = wait("fio to begin", &|m| done(m) || *m == Mark::Begin(number))?;
         let mut cpu = Usage::default();
+        let mut polling = Vec::new();
         let status = if let Mark::Done(_, status) = mark {
             status
         } else {
+            let mut qmp = socket.map(Qmp::connect).transpose()?;
+            let counters = qmp.as_mut().map(Qmp::counters).transpose()?;
             let begin = process.snapshot().map_err(gone)?;
             wait("end of the job", &|m| *m == Mark::End(number))?;
             cpu = Usage::between(&begin, &process.snapshot().map_err(gone)?);
+            if let (Some(mut qmp), Some(counters)) = (qmp, counters) {
+                polling = counters.until(&qmp.counters()?);
+            }
             match wait("results of the job", &done)? {
                 Mark::Done(_, status) => status,
                 _ => 0,
@@ -191,7 +207,10 @@ impl FioBed {
         };
         let slot = read_slot(results, number)
             .map_err(|e| Failure::Run(format!("the results disk cannot be read: {e}")))?;
-        measurement(&slot, status, cpu)
+        Ok(Measurement {
+            polling,
+            ..measurement(&slot, status, cpu)?
+        })
     }
 }
 

@@ -15,7 +15,7 @@ use crate::cpu::{Process, Usage};
 use crate::matrix::{Run, axis};
 use crate::record::{Latency, Measurement};
 use crate::runner::{Bed, Failure, Stop};
-use crate::vm::{Disk, Machine, Programs, Vm};
+use crate::vm::{Disk, Machine, Programs, Qmp, Vm};
 
 use line::{JobLine, Line};
 
@@ -62,13 +62,27 @@ impl Bed for GuestBed {
 impl GuestBed {
     fn measure(&self, run: &Run, stop: &Stop) -> Result<Measurement, Failure> {
         let machine = self.machine(run);
-        let mut vm = Vm::start(self.programs.command(&machine, run), stop)?;
+        let scratch = tempfile::Builder::new()
+            .prefix("pollux-bench-")
+            .tempdir()
+            .map_err(|e| Failure::Fatal(format!("no temporary directory: {e}; set TMPDIR")))?;
+        let mut command = self.programs.command(&machine, run);
+        let socket = self
+            .programs
+            .offer_counters(&mut command, run, scratch.path());
+        let mut vm = Vm::start(command, stop)?;
         let process = Process::new(vm.pid());
         let gone = |e: crate::cpu::Error| Failure::Run(e.to_string());
         self.job_line(&mut vm, RAMP, self.ramp)?;
+        let mut qmp = socket.map(|path| Qmp::connect(&path)).transpose()?;
+        let counters = qmp.as_mut().map(Qmp::counters).transpose()?;
         let begin = process.snapshot().map_err(gone)?;
         let job = self.job_line(&mut vm, MEASURED, self.runtime)?;
         let cpu = Usage::between(&begin, &process.snapshot().map_err(gone)?);
+        let polling = match (qmp, counters) {
+            (Some(mut qmp), Some(counters)) => counters.until(&qmp.counters()?),
+            _ => Vec::new(),
+        };
         let (status, messages) = vm.wait_end(self.patience)?;
         if !status.success() {
             let text = format!(
@@ -77,7 +91,10 @@ impl GuestBed {
             );
             return Err(Failure::Run(text));
         }
-        Ok(measurement(&job, cpu))
+        Ok(Measurement {
+            polling,
+            ..measurement(&job, cpu)
+        })
     }
 
     fn machine(&self, run: &Run) -> Machine {

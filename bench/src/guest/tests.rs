@@ -15,6 +15,7 @@ fn bed() -> GuestBed {
             qemu: "qemu-system-x86_64".into(),
             qemu_accel: "kvm".into(),
             qemu_firmware: None,
+            pollux_has_qmp: false,
         },
         image: "guest.elf".into(),
         disks: vec!["a".into(), "b".into()],

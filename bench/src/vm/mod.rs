@@ -7,7 +7,7 @@ mod qmp;
 #[cfg(test)]
 mod tests;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::matrix::{Run, Vmm};
@@ -26,6 +26,8 @@ pub struct Programs {
     pub qemu_accel: String,
     /// QEMU's directory of firmware (`-L`), if not its own.
     pub qemu_firmware: Option<PathBuf>,
+    /// Whether `pollux` answers QMP, by which it tells its polling counters.
+    pub pollux_has_qmp: bool,
 }
 
 /// A disk of the machine.
@@ -71,6 +73,35 @@ impl Programs {
             Vmm::Qemu => qemu::arguments(self, machine, run),
         });
         command
+    }
+
+    /// Asks `pollux` whether it answers QMP: versions without it refuse the option, before they look
+    /// at the kernel, which is none here.
+    pub fn find_qmp(&mut self) -> Result<(), ProcessError> {
+        let output = Command::new(&self.pollux)
+            .args(["--kernel", "/dev/null", "--qmp", "unix:/dev/null/qmp"])
+            .output()
+            .map_err(|error| ProcessError::start(&self.pollux, &error))?;
+        let text = String::from_utf8_lossy(&output.stderr);
+        let refused = text.contains("not available") || text.contains("unexpected argument");
+        self.pollux_has_qmp = !refused;
+        Ok(())
+    }
+
+    /// Has `command` of a run offer its polling counters on a socket in `directory`, if its VMM
+    /// can; gives the socket's path.
+    pub fn offer_counters(
+        &self,
+        command: &mut Command,
+        run: &Run,
+        directory: &Path,
+    ) -> Option<PathBuf> {
+        if run.vmm != Vmm::Pollux || !self.pollux_has_qmp {
+            return None;
+        }
+        let path = directory.join("qmp");
+        command.arg("--qmp").arg(format!("unix:{}", path.display()));
+        Some(path)
     }
 
     /// The version that a VMM says it is, in one line.

@@ -9,6 +9,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::record::Polling;
+use crate::runner::Failure;
 
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -28,6 +29,12 @@ pub enum Error {
 pub struct Qmp {
     reader: BufReader<UnixStream>,
     writer: UnixStream,
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure::Run(error.to_string())
+    }
 }
 
 /// The counters of all loops at one moment.

@@ -12,6 +12,7 @@ fn programs() -> Programs {
         qemu: "qemu-system-x86_64".into(),
         qemu_accel: "kvm".into(),
         qemu_firmware: None,
+        pollux_has_qmp: false,
     }
 }
 
@@ -205,4 +206,43 @@ fn a_missing_program_is_named_with_the_option() {
         "{error}"
     );
     assert!(programs.version(Vmm::Pollux).is_err());
+}
+
+/// A program that says `message` on standard error and fails.
+fn refusing(place: &tempfile::TempDir, message: &str) -> Programs {
+    let path = place.path().join("pollux");
+    std::fs::write(&path, format!("#!/bin/sh\necho '{message}' >&2\nexit 2\n")).expect("a script");
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&path, mode).expect("executable");
+    Programs {
+        pollux: path,
+        ..programs()
+    }
+}
+
+#[test]
+fn counters_are_asked_for_where_there_are_any() {
+    let place = tempfile::tempdir().expect("a directory");
+    let offered = |message: &str, run: &Run| {
+        let mut programs = refusing(&place, message);
+        programs.find_qmp().expect("an answer");
+        let mut command = programs.command(&machine(1), run);
+        let socket = programs.offer_counters(&mut command, run, place.path());
+        let asked = command.get_args().any(|word| word == "--qmp");
+        assert_eq!(asked, socket.is_some());
+        asked
+    };
+    let (ours, peer) = (
+        Run::default(),
+        Run {
+            vmm: Vmm::Qemu,
+            ..Run::default()
+        },
+    );
+    assert!(!offered(
+        "pollux: --qmp: not available in this version; leave it out",
+        &ours
+    ));
+    assert!(offered("pollux: --kernel /dev/null: not a kernel", &ours));
+    assert!(!offered("pollux: --kernel /dev/null: not a kernel", &peer));
 }
