@@ -10,10 +10,13 @@
 //! lab/        scripts that make and start the lab; `lab/run` runs any command in it
 //! ```
 //!
+//! Besides, `embedded/` has the tests with the embedded guest, which need neither Debian nor the lab.
+//!
 //! The test program `vm` is one binary. With hardware KVM it runs the scenarios itself; otherwise it
 //! starts the lab, has itself run there with `--serve`, and reports what comes back.
 
 pub mod bed;
+pub mod embedded;
 pub mod guest;
 pub mod lab;
 pub mod machine;

@@ -156,7 +156,7 @@ fn say(line: &str) {
 }
 
 /// The `pollux` to test: `POLLUX_BIN`, else built now, in the profile of this program.
-fn build_pollux() -> Result<PathBuf, String> {
+pub(crate) fn build_pollux() -> Result<PathBuf, String> {
     if let Some(program) = env::var_os("POLLUX_BIN") {
         return Ok(program.into());
     }

@@ -2,6 +2,7 @@
 
 pub mod check;
 pub mod config;
+pub mod demo;
 pub mod guest;
 pub mod logging;
 pub mod metrics;

@@ -15,15 +15,8 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let args = match cli.command {
         Some(Command::Run(args)) => *args,
-        Some(Command::Guest(command)) => {
-            return match vmm::guest::run(&command) {
-                Ok(()) => ExitCode::SUCCESS,
-                Err(error) => {
-                    say(&error.to_string());
-                    ExitCode::FAILURE
-                }
-            };
-        }
+        Some(Command::Guest(command)) => return done(vmm::guest::run(&command)),
+        Some(Command::Demo(options)) => return done(vmm::demo::run(&options)),
         Some(Command::Tool(tool)) => {
             return tools::run(&tool, Cli::command()).unwrap_or_else(|error| {
                 say(&error.to_string());
@@ -40,6 +33,16 @@ fn main() -> ExitCode {
                 true => ExitCode::from(EXIT_USAGE),
                 false => ExitCode::FAILURE,
             }
+        }
+    }
+}
+
+fn done(result: Result<(), impl std::fmt::Display>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            say(&error.to_string());
+            ExitCode::FAILURE
         }
     }
 }

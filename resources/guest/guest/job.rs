@@ -58,6 +58,7 @@ fn run_step(jobs: &[Job], number: usize, cpus: usize) -> usize {
             failed += 1;
         }
     }
+    worker::OTHERS_DONE.store(false, Ordering::Relaxed);
     // All others first, then this CPU's own.
     for slot in 1..cpus {
         if worker::of_cpu(slot).is_some() {
@@ -68,6 +69,7 @@ fn run_step(jobs: &[Job], number: usize, cpus: usize) -> usize {
     for job in jobs.iter().filter(|job| !job.kind.is_io()) {
         failed += usize::from(!run_other(job));
     }
+    worker::OTHERS_DONE.store(true, Ordering::Relaxed);
     cpu::start_tick(TICK_NS);
     for slot in 1..cpus {
         while cpu::is_working(slot) {
@@ -160,7 +162,7 @@ fn set_up(
     *next_cpu = (*next_cpu).max(first_cpu + workers);
     let units = count * job.queues;
     let ios = match (job.ios, job.runtime_ns) {
-        (0, 0) => None,
+        (0, 0) if !job.until_others => None,
         (0, _) => Some(u64::MAX),
         (ios, _) => Some(ios.div_ceil(units as u64)),
     };
@@ -199,6 +201,7 @@ fn set_up(
             units: unsafe { core::slice::from_raw_parts_mut(area as *mut Unit, len) },
             poll: job.poll,
             runtime_ns: job.runtime_ns,
+            until_others: job.until_others,
             timeout_ns: job.timeout_ns,
             thinks: job.think_ns > 0,
             report_flushes: job.report_flushes,
@@ -424,6 +427,11 @@ fn echo(job: &Job) {
     let mut line = [0; 256];
     let mut len = 0;
     let end = cpu::tsc() + cpu::ns_to_ticks(job.timeout_ns);
+    // By interrupt means that nothing is looked for before the first one.
+    let interrupted = || cpu::INTERRUPTS[vector].load(Ordering::Relaxed) != before;
+    while !job.poll && !interrupted() && cpu::tsc() < end {
+        cpu::wait();
+    }
     while len < line.len() && cpu::tsc() < end {
         match text::receive() {
             Some(b'\n' | b'\r') => break,

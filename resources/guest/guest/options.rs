@@ -34,7 +34,8 @@
 //! | `unmap` | UNMAP flag of write zeroes | off |
 //! | `timeout` | longest wait for any completion | 10s |
 //! | `seed` | of the random numbers | 1 |
-//! | `hostile` | a case of `hostile/cases.rs`, on the first of the disks; `list` prints them | |
+//! | `until` | `others`: run until the jobs beside it that are no I/O have ended; `done` | `done` |
+//! | `hostile` | cases of `hostile/cases.rs`, `a,b` or `all`, on the first of the disks; with `runtime` the device is left in its state for so long; `list` prints their names | |
 //!
 //! For the whole guest: `exit=acpi|debug|reset|triple|halt|panic` with `exit_register=` and
 //! `exit_value=`, `cpus=` (how many to start, all if absent), `tsc_hz=`, `pci=off|cf8|ecam`, `ecam=`,
@@ -43,7 +44,7 @@
 use core::mem::MaybeUninit;
 
 /// Most jobs on one command line.
-pub const MAX_JOBS: usize = 48;
+pub const MAX_JOBS: usize = 64;
 /// Most disks that the guest drives.
 pub const MAX_DISKS: usize = 256;
 
@@ -181,6 +182,7 @@ pub struct Job<'a> {
     pub unmap: bool,
     pub timeout_ns: u64,
     pub seed: u64,
+    pub until_others: bool,
     pub hostile: &'a [u8],
 }
 
@@ -219,6 +221,7 @@ impl Job<'_> {
         unmap: false,
         timeout_ns: 10_000_000_000,
         seed: 1,
+        until_others: false,
         hostile: b"",
     };
 }
@@ -456,6 +459,7 @@ fn job_token<'a>(job: &mut Job<'a>, key: &[u8], value: &'a [u8]) -> Result<bool,
         b"unmap" => job.unmap = on_off(value)?,
         b"timeout" => job.timeout_ns = time_ns(value, 1_000_000_000)?,
         b"seed" => job.seed = number(value)?,
+        b"until" => job.until_others = choose(value, b"others", b"done", "not others or done")?,
         b"hostile" => {
             job.kind = Kind::Hostile;
             job.hostile = value;

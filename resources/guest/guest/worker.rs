@@ -6,7 +6,7 @@ use crate::histogram::Histogram;
 use crate::memory;
 use crate::text::Json;
 use crate::unit::Unit;
-use core::sync::atomic::{AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 /// A think time that is shorter than this is spent awake.
 const SHORT_NS: u64 = 20_000;
@@ -18,6 +18,8 @@ pub struct Worker {
     pub units: &'static mut [Unit],
     pub poll: bool,
     pub runtime_ns: u64,
+    /// Stop when [`OTHERS_DONE`] says so.
+    pub until_others: bool,
     pub timeout_ns: u64,
     /// Some unit pauses between requests.
     pub thinks: bool,
@@ -29,6 +31,9 @@ pub struct Worker {
     pub waits: u64,
     pub timed_out: bool,
 }
+
+/// Set when the jobs of a step that are no I/O have ended.
+pub static OTHERS_DONE: AtomicBool = AtomicBool::new(false);
 
 /// By CPU. The first CPU sets a worker up before it gives it to its CPU, and reads it afterwards.
 static WORKERS: [AtomicPtr<Worker>; MAX_CPUS] =
@@ -99,7 +104,7 @@ impl Worker {
             if !progress {
                 now = cpu::tsc();
             }
-            if now >= stop {
+            if now >= stop || self.until_others && OTHERS_DONE.load(Ordering::Relaxed) {
                 for unit in self.units.iter_mut() {
                     unit.target = unit.target.min(unit.submitted);
                     unit.submit(now);

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::guest;
 use crate::tools::Tool;
+use crate::{demo, guest};
 
 /// A micro-VMM whose disks run on adaptively polled iothreads.
 #[derive(Debug, Parser)]
@@ -27,6 +27,8 @@ pub enum Command {
     /// The embedded guest: a program that drives disks, and needs no operating system
     #[command(subcommand)]
     Guest(guest::Command),
+    /// Show what the polling rules bring and cost on this machine, in under a minute
+    Demo(demo::Options),
     /// Everything else
     #[command(flatten)]
     Tool(Tool),

@@ -138,7 +138,11 @@ cases! {
     Request status_outside_memory |raw| { raw.build(0, T_IN, 0, SECTOR); raw.desc(2, NOWHERE, 1, WRITE, 0); send(raw) };
 
     // Layout of a request.
-    Request status_not_writable |raw| { raw.build(0, T_IN, 0, SECTOR); raw.desc(2, raw.status(0), 1, 0, 0); send(raw) };
+    Request status_not_writable |raw| {
+        raw.build(0, T_OUT, last_sector(raw), SECTOR);
+        raw.desc(2, raw.status(0), 1, 0, 0);
+        send(raw);
+    };
     Request no_status |raw| { raw.set_header(0, T_FLUSH, 0); raw.desc(0, raw.header(0), 16, 0, 0); send(raw) };
     Request header_short |raw| { raw.build(0, T_IN, 0, SECTOR); raw.desc(0, raw.header(0), 8, NEXT, 1); send(raw) };
     Request header_writable |raw| { raw.build(0, T_IN, 0, SECTOR); raw.desc(0, raw.header(0), 16, NEXT | WRITE, 1); send(raw) };

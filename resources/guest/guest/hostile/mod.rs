@@ -9,16 +9,19 @@ mod raw;
 
 use core::sync::atomic::Ordering;
 
-use crate::cpu;
 use crate::options::Job;
 use crate::text::Json;
-use crate::virtio::{self, F_RO, NEEDS_RESET};
+use crate::virtio::{self, Disk, F_RO, NEEDS_RESET};
+use crate::{cpu, memory};
 use raw::{Raw, SECTOR};
 
 /// How long the device has to answer or to ask for a reset.
 const PATIENCE_NS: u64 = 1_000_000_000;
 /// How long a broken device is watched for signs of life.
 const QUIET_NS: u64 = 30_000_000;
+
+/// So often the device is looked at.
+const WATCH_TICK_NS: u64 = 2_000_000;
 
 /// What a case needs or does besides breaking its rule.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -31,33 +34,55 @@ pub enum Sort {
     ReadOnly,
 }
 
-/// Runs the case that `job` names. Returns whether it could be run and the device works again.
+/// Runs the cases that `job` names. Returns whether each could be run and the device works again.
 pub fn run(job: &Job) -> bool {
     if job.hostile == b"list" {
         return list(job);
     }
-    let disk = virtio::disks()
+    let Some(disk) = virtio::disks()
         .enumerate()
-        .find(|(index, _)| job.disks.contains(*index));
-    let case = cases::ALL
-        .iter()
-        .find(|case| case.name.as_bytes() == job.hostile);
-    let reason = match (case, disk) {
-        (None, _) => "no such case",
-        (_, None) => "no such disk",
-        (Some(case), Some((_, disk)))
-            if case.sort == Sort::ReadOnly && disk.features & F_RO == 0 =>
-        {
-            "the case needs a read-only disk"
-        }
-        (Some(case), Some((_, disk))) => match Raw::new(disk) {
-            Ok(raw) => return attack(job, case, raw),
-            Err(reason) => reason,
-        },
+        .find(|(index, _)| job.disks.contains(*index))
+    else {
+        return refuse(job, job.hostile, "no such disk");
     };
+    let disk = disk.1;
+    let is_read_only = disk.features & F_RO != 0;
+    let mut ok = true;
+    if job.hostile == b"all" {
+        for case in cases::ALL
+            .iter()
+            .filter(|case| is_read_only || case.sort != Sort::ReadOnly)
+        {
+            ok &= run_case(job, case, disk);
+        }
+        return ok;
+    }
+    for name in job.hostile.split(|&b| b == b',') {
+        ok &= match cases::ALL.iter().find(|case| case.name.as_bytes() == name) {
+            None => refuse(job, name, "no such case"),
+            Some(case) if case.sort == Sort::ReadOnly && !is_read_only => {
+                refuse(job, name, "the case needs a read-only disk")
+            }
+            Some(case) => run_case(job, case, disk),
+        };
+    }
+    ok
+}
+
+fn run_case(job: &Job, case: &cases::Case, disk: Disk) -> bool {
+    let mark = memory::mark();
+    let ok = match Raw::new(disk) {
+        Ok(raw) => attack(job, case, raw),
+        Err(reason) => refuse(job, case.name.as_bytes(), reason),
+    };
+    memory::release(mark);
+    ok
+}
+
+fn refuse(job: &Job, name: &[u8], reason: &str) -> bool {
     let mut json = Json::new();
     json.string("job", job.name);
-    json.string("hostile", job.hostile);
+    json.string("hostile", name);
     json.string("error", reason.as_bytes());
     json.print();
     false
@@ -77,7 +102,7 @@ fn list(job: &Job) -> bool {
 }
 
 fn attack(job: &Job, case: &cases::Case, mut raw: Raw) -> bool {
-    cpu::start_tick(2_000_000);
+    cpu::start_tick(WATCH_TICK_NS);
     let worked_before = raw.start() && raw.works();
     raw.acknowledge();
     let config_before = raw.config_interrupts;
@@ -106,6 +131,9 @@ fn attack(job: &Job, case: &cases::Case, mut raw: Raw) -> bool {
         raw.wait(QUIET_NS, |_| false);
         raw.answers.count() == answers.count()
     };
+    if job.runtime_ns > 0 {
+        hold(job, case);
+    }
     let was_reset = raw.disk.reset();
     // What was in flight must not be written after the reset.
     raw.guard();
@@ -140,6 +168,20 @@ fn attack(job: &Job, case: &cases::Case, mut raw: Raw) -> bool {
     json.number("elapsed_ns", elapsed_ns);
     json.print();
     worked_before && works_after_reset
+}
+
+/// Leaves the device as it is and does nothing, so that its host can be looked at.
+fn hold(job: &Job, case: &cases::Case) {
+    let mut json = Json::new();
+    json.string("job", job.name);
+    json.string("holding", case.name.as_bytes());
+    json.print();
+    cpu::start_tick(50_000_000);
+    let end = cpu::tsc() + cpu::ns_to_ticks(job.runtime_ns);
+    while cpu::tsc() < end {
+        cpu::wait();
+    }
+    cpu::start_tick(WATCH_TICK_NS);
 }
 
 /// Interrupts that a vector has had.

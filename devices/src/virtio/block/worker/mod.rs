@@ -320,7 +320,11 @@ impl EventHandler for Worker {
 
     fn poll_end(&self) {
         self.polling.set(false);
-        let mut state = self.state.borrow_mut();
+        // In use only when the queue's own work removes the handler, having found the driver broken:
+        // then notifications stay off.
+        let Ok(mut state) = self.state.try_borrow_mut() else {
+            return;
+        };
         // Without a free slot a kick could not be acted on; completions turn them on again. The
         // loop polls once more after this, so what came meanwhile is seen.
         if !state.starved {
