@@ -4,7 +4,8 @@
 //! read-modify-write and no lock on its side, and readers never make it wait. Numbers read
 //! together need not belong to the same iteration.
 
-use std::sync::OnceLock;
+use std::collections::BTreeMap;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
@@ -303,17 +304,38 @@ impl HandlerCounters {
 const FIRST_CHUNK_LOG2: u32 = 6;
 const CHUNKS: usize = 20;
 
-/// The slots of all handlers. Chunks are added and never moved, so readers need no lock.
+/// Most names of removed handlers whose counts are kept.
+const DEPARTED: usize = 4096;
+
+/// The slots of all handlers. Chunks are added and never moved, so readers need no lock on them.
 #[derive(Debug)]
 pub(crate) struct HandlerTable {
     chunks: [OnceLock<Box<[HandlerCounters]>>; CHUNKS],
+    /// Events and poll hits of removed handlers, by name: a disk whose driver resets it, or that
+    /// moves, does not lose what it has done. Locked only when a handler is removed, and to read.
+    departed: Mutex<BTreeMap<String, (u64, u64)>>,
 }
 
 impl HandlerTable {
     pub(crate) fn new() -> Self {
         HandlerTable {
             chunks: std::array::from_fn(|_| OnceLock::new()),
+            departed: Mutex::default(),
         }
+    }
+
+    /// The handler of slot `index` is gone; its counts stay under its name.
+    pub(crate) fn retire(&self, index: u32) {
+        let slot = self.slot(index);
+        if let Some(last) = slot.read().filter(|last| last.events != 0) {
+            let mut departed = self.departed.lock().unwrap_or_else(PoisonError::into_inner);
+            if departed.len() < DEPARTED || departed.contains_key(&last.name) {
+                let (events, hits) = departed.entry(last.name).or_default();
+                *events += last.events;
+                *hits += last.poll_hits;
+            }
+        }
+        slot.assign(None);
     }
 
     /// The slot of handler `index`, made if need be.
@@ -328,7 +350,24 @@ impl HandlerTable {
 
     fn read(&self) -> Vec<HandlerStats> {
         let slots = self.chunks.iter().filter_map(OnceLock::get).flatten();
-        slots.filter_map(HandlerCounters::read).collect()
+        let mut handlers: Vec<_> = slots.filter_map(HandlerCounters::read).collect();
+        let departed = self.departed.lock().unwrap_or_else(PoisonError::into_inner);
+        for (name, (events, poll_hits)) in departed.iter() {
+            match handlers.iter_mut().find(|handler| handler.name == *name) {
+                Some(handler) => {
+                    handler.events += events;
+                    handler.poll_hits += poll_hits;
+                }
+                None => handlers.push(HandlerStats {
+                    name: name.clone(),
+                    events: *events,
+                    poll_hits: *poll_hits,
+                    ns: 0,
+                    polled: false,
+                }),
+            }
+        }
+        handlers
     }
 }
 
@@ -406,7 +445,8 @@ pub struct Stats {
     pub block_histogram: Histogram,
     /// Window in effect, by iteration; only while polling is on.
     pub window_histogram: Histogram,
-    /// One entry a handler.
+    /// One entry a handler, with the counts of removed ones of the same name; and one for each other
+    /// name whose handlers have all been removed.
     pub handlers: Vec<HandlerStats>,
 }
 
@@ -474,6 +514,26 @@ mod tests {
         table.slot(5).assign(None);
         assert_eq!(table.read().len(), 999);
         assert_eq!(table.read()[5].name, "handler 6");
+    }
+
+    #[test]
+    fn removed_handlers_keep_their_counts_under_their_name() {
+        let table = HandlerTable::new();
+        for round in 1..=2 {
+            table.slot(round).assign(Some("disk0/0"));
+            table.slot(round).events.add(10);
+            table.slot(round).hits.add(3);
+            table.retire(round);
+        }
+        table.slot(7).assign(Some("never dispatched"));
+        table.retire(7);
+        let gone = table.read();
+        assert_eq!((gone.len(), gone[0].events, gone[0].poll_hits), (1, 20, 6));
+        assert!(!gone[0].polled);
+        table.slot(1).assign(Some("disk0/0"));
+        table.slot(1).events.add(1);
+        let back = table.read();
+        assert_eq!((back.len(), back[0].events, back[0].poll_hits), (1, 21, 6));
     }
 
     #[test]

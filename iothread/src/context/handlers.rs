@@ -228,7 +228,7 @@ impl State {
         if node.begun.replace(false) {
             node.handler.poll_end();
         }
-        self.shared.handlers.slot(node.index).assign(None);
+        self.shared.handlers.retire(node.index);
         if self.monitor.remove(node) {
             self.free_node(node.index);
         }

@@ -147,3 +147,45 @@ fn check_cpus(config: &config::IoThread) -> Result<(), Error> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(text: &str) -> config::IoThread {
+        serde_json::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn a_panic_in_an_iothread_ends_the_run_with_its_name_and_message() {
+        let lifecycle = Arc::new(Lifecycle::new().unwrap());
+        let iothread = start(&config(r#"{"id": "io7"}"#), &lifecycle).unwrap();
+        iothread.remote().run(|_| panic!("a test"));
+        assert!(iothread.stop().is_err());
+        let outcome = lifecycle.outcome().unwrap();
+        assert_eq!(
+            outcome.to_string(),
+            "internal error: iothread io7 panicked: a test"
+        );
+        assert!(!outcome.is_good());
+    }
+
+    #[test]
+    fn cpus_that_there_are_not_are_named_with_those_there_are() {
+        let lifecycle = Arc::new(Lifecycle::new().unwrap());
+        for cpu in ["9999", "0+9999", "65535"] {
+            let error = start(
+                &config(&format!(r#"{{"id": "io0", "cpus": "{cpu}"}}"#)),
+                &lifecycle,
+            )
+            .unwrap_err();
+            assert!(error.is_usage());
+            let last = cpu.rsplit('+').next().unwrap();
+            let text = error.to_string();
+            assert!(
+                text.contains(&format!("cpus={last} ")) && text.contains("give some of 0"),
+                "{text}"
+            );
+        }
+    }
+}
