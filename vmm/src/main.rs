@@ -3,8 +3,8 @@
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
+use vmm::config::Config;
 use vmm::config::args::{Cli, Command, RunArgs};
-use vmm::config::{self, Config};
 use vmm::tools;
 use vmm::vm::{Error, builder};
 
@@ -52,15 +52,6 @@ fn run(args: &RunArgs) -> Result<ExitCode, Error> {
     if args.print_config {
         println!("{}", config.print());
         return Ok(ExitCode::SUCCESS);
-    }
-    for (option, given) in [
-        ("--qmp", config.qmp.is_some()),
-        ("--metrics", config.metrics.is_some()),
-    ] {
-        if given {
-            let problem = "not available in this version; leave it out";
-            return Err(config::Error::new(option, problem).into());
-        }
     }
     vmm::logging::start(&config.log)?;
     let outcome = builder::build(&config)?.run()?;

@@ -215,7 +215,7 @@ fn a_signal_ends_the_run_with_requests_under_way() {
         let numbers = end
             .stderr
             .lines()
-            .filter(|line| line.contains(" completions"));
+            .filter(|line| line.contains(" requests, "));
         for line in numbers {
             let number = |what: &str| -> u64 {
                 let before = line.split(what).next().unwrap();

@@ -40,7 +40,9 @@ pub const KVM_IDENTITY_MAP: u64 = 0xfffb_c000;
 pub const KVM_TSS: u64 = KVM_IDENTITY_MAP + 0x1000;
 
 /// Interrupts that devices may use: pins of the I/O APIC that no fixed device has.
-pub const DEVICE_GSI: Range<u32> = 5..24;
+pub const DEVICE_GSI: Range<u32> = 5..23;
+/// Interrupt of the ACPI power button.
+pub const POWER_BUTTON_GSI: u32 = 23;
 /// Pins of KVM's I/O APIC (KVM_IOAPIC_NUM_PINS).
 pub const IOAPIC_PINS: u32 = 24;
 /// First serial port, and its interrupt, where PCs have it.

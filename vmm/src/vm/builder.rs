@@ -6,6 +6,7 @@
 
 use std::fs::File;
 use std::sync::Arc;
+use std::time::Duration;
 
 use arch::acpi::{AcpiConfig, PowerRegisters, SerialPort};
 use arch::error::FileRole;
@@ -17,14 +18,18 @@ use kvm_ioctls::{VcpuFd, VmFd};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::console::Console;
+use super::control::{self, Control};
 use super::disks::{self, Disks, Slot};
 use super::error::Error;
+use super::gate::RunGate;
 use super::lifecycle::Lifecycle;
 use super::memory::{self, GuestMemory};
 use super::signals::Signals;
-use super::vcpu::{Machine, RunGate, Vcpus};
+use super::vcpu::{Machine, Vcpus};
 use super::{Vm, iothreads, kvm, power, reset_flag};
 use crate::config::{self, Config};
+use crate::metrics::Writer;
+use crate::qmp::{Listener, Monitor, Server, event};
 
 /// First port of the ACPI power registers.
 const POWER_PORT: u16 = 0x600;
@@ -46,6 +51,10 @@ pub fn build(config: &Config) -> Result<Vm, Error> {
     let boot = load(config, cpus, &slots, &files, &memory)?;
     tracing::info!("kernel: {boot}");
 
+    let listener = match &config.qmp {
+        Some(socket) => Some(Listener::bind(&socket.0)?),
+        None => None,
+    };
     let lifecycle = Arc::new(Lifecycle::new().map_err(Error::system("eventfd"))?);
     let context = iothreads::main_context()?;
     let iothreads = config
@@ -64,6 +73,9 @@ pub fn build(config: &Config) -> Result<Vm, Error> {
 
     let (mut pio, mut mmio) = (Bus::new(), Bus::new());
     add_power(&mut pio, &lifecycle, &memory)?;
+    let power_button = EventFd::new(EFD_NONBLOCK).map_err(Error::system("eventfd"))?;
+    vm.register_irqfd(&power_button, layout::POWER_BUTTON_GSI)
+        .map_err(Error::ioctl("KVM_IRQFD"))?;
     let disks = Disks::attach(blocks, &slots, &vm, &mut mmio, &memory)?;
     let (serial, console) = add_serial(&mut pio, &vm, &config.serial)?;
 
@@ -75,10 +87,32 @@ pub fn build(config: &Config) -> Result<Vm, Error> {
         gate: RunGate::default(),
     });
     let vcpus = Vcpus::start(machine, vcpus).map_err(Error::system("starting a vCPU thread"))?;
+    let (events, queue) = event::channel().map_err(Error::system("eventfd"))?;
+    let control = Control::new(control::Parts {
+        lifecycle: lifecycle.clone(),
+        vcpus: vcpus.control().clone(),
+        disks: disks.handles().to_vec(),
+        iothreads,
+        main_loop: context.remote(),
+        power_button,
+        // Without a monitor nobody takes them.
+        events: listener.as_ref().map(|_| events).unwrap_or_default(),
+    });
+    let monitor =
+        listener.map(|listener| Server::start(listener, Monitor::new(control.clone()), queue));
+    let monitor = monitor
+        .transpose()
+        .map_err(Error::system("starting the monitor's thread"))?;
+    let metrics = config
+        .metrics
+        .as_ref()
+        .map(|metrics| start_metrics(metrics, control.clone()));
     Ok(Vm {
         vcpus,
         disks,
-        iothreads,
+        control,
+        monitor,
+        metrics: metrics.transpose()?,
         context,
         serial,
         console,
@@ -87,6 +121,12 @@ pub fn build(config: &Config) -> Result<Vm, Error> {
         print_statistics: config.stats,
         _vm: vm,
     })
+}
+
+fn start_metrics(metrics: &config::Metrics, control: Arc<Control>) -> Result<Writer, Error> {
+    let file = metrics.file.clone();
+    let interval = Duration::from_secs(metrics.interval.into());
+    Writer::start(file.clone(), interval, control).map_err(|error| Error::Metrics { file, error })
 }
 
 struct BootFiles {
@@ -141,7 +181,7 @@ fn load(
             reset: POWER_PORT + AcpiPower::RESET as u16,
             reset_value: AcpiPower::RESET_VALUE,
         },
-        power_button_gsi: None,
+        power_button_gsi: Some(layout::POWER_BUTTON_GSI),
         pci: None,
         i8042: false,
     };

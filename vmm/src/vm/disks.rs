@@ -253,14 +253,14 @@ mod tests {
 
     #[test]
     fn interrupts_are_shared_only_when_there_are_more_disks_than_pins() {
-        let slots = Slot::deal(19).unwrap();
+        let slots = Slot::deal(18).unwrap();
         assert!(slots.iter().all(|slot| !slot.shared));
         let gsis: std::collections::BTreeSet<u32> = slots.iter().map(|slot| slot.gsi).collect();
-        assert_eq!(gsis.len(), 19);
+        assert_eq!(gsis.len(), 18);
 
-        let slots = Slot::deal(21).unwrap();
-        let shared: Vec<usize> = (0..21).filter(|at| slots[*at].shared).collect();
-        assert_eq!(shared, [0, 1, 19, 20]);
+        let slots = Slot::deal(20).unwrap();
+        let shared: Vec<usize> = (0..20).filter(|at| slots[*at].shared).collect();
+        assert_eq!(shared, [0, 1, 18, 19]);
         for slot in &slots {
             let same = slots.iter().filter(|other| other.gsi == slot.gsi).count();
             assert_eq!(slot.shared, same > 1);

@@ -1,6 +1,8 @@
 //! Why a VM could not be started or went wrong outside the guest.
 
-use crate::config;
+use std::path::PathBuf;
+
+use crate::{config, qmp};
 
 use super::{console, disks, iothreads, kvm, main_loop, memory};
 
@@ -33,6 +35,17 @@ pub enum Error {
     /// The console.
     #[error(transparent)]
     Console(#[from] console::Error),
+    /// The monitor's socket.
+    #[error("--qmp unix:{0}")]
+    Qmp(#[from] qmp::SocketError),
+    /// The file of metrics.
+    #[error("--metrics file={}: {error}; name a file that can be written", file.display())]
+    Metrics {
+        /// The file.
+        file: PathBuf,
+        /// The system's reason.
+        error: std::io::Error,
+    },
     /// The main loop.
     #[error(transparent)]
     MainLoop(#[from] main_loop::Error),
@@ -54,7 +67,11 @@ impl Error {
     /// Whether the user asked for something that cannot be: exit status 2. Else it is a failure.
     pub fn is_usage(&self) -> bool {
         match self {
-            Self::Config(_) | Self::Kvm(_) | Self::Console(_) => true,
+            Self::Config(_)
+            | Self::Kvm(_)
+            | Self::Console(_)
+            | Self::Qmp(_)
+            | Self::Metrics { .. } => true,
             Self::IoThreads(error) => error.is_usage(),
             Self::Disks(error) => error.is_usage(),
             Self::Arch { source, .. } => source.option().is_some(),

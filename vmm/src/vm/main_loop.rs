@@ -9,6 +9,7 @@ use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber
 use iothread::Context;
 
 use super::console::{Console, Input};
+use super::control::Control;
 use super::lifecycle::{Lifecycle, Outcome};
 use super::signals::{Request, Signals};
 
@@ -36,13 +37,15 @@ pub struct MainLoop {
     pub serial: Arc<Serial>,
     /// The end of the run.
     pub lifecycle: Arc<Lifecycle>,
+    /// Tells clients of the monitor what happens.
+    pub control: Arc<Control>,
     /// The loop of the disks that have no iothread, driven from this one.
     pub context: Context,
 }
 
 /// Runs until the run has ended, and says how. The console's terminal is restored when this returns.
 pub fn run(parts: MainLoop) -> Result<Outcome, Error> {
-    let lifecycle = parts.lifecycle.clone();
+    let (lifecycle, control) = (parts.lifecycle.clone(), parts.control.clone());
     let context_fd = parts.context.pollable_fd()?;
     let mut manager = EventManager::new()?;
     manager.add_subscriber(Subscriber {
@@ -56,6 +59,7 @@ pub fn run(parts: MainLoop) -> Result<Outcome, Error> {
             return Ok(outcome);
         }
         if lifecycle.panic_reported() {
+            control.guest_panicked();
             let deadline = *panic_deadline.get_or_insert_with(|| Instant::now() + PANIC_GRACE);
             if Instant::now() >= deadline {
                 lifecycle.end(Outcome::GuestPanic);

@@ -2,8 +2,10 @@
 
 pub mod builder;
 pub mod console;
+pub mod control;
 pub mod disks;
 mod error;
+pub mod gate;
 pub mod iothreads;
 pub mod kvm;
 pub mod lifecycle;
@@ -20,16 +22,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use devices::serial::Serial;
-use iothread::{Context, IoThread};
+use iothread::Context;
 use kvm_ioctls::VmFd;
 
 use self::console::Console;
+use self::control::Control;
 use self::disks::Disks;
 pub use self::error::Error;
 use self::lifecycle::{Lifecycle, Outcome};
 use self::main_loop::MainLoop;
 use self::signals::Signals;
 use self::vcpu::Vcpus;
+use crate::metrics::Writer;
+use crate::qmp::Server;
+use crate::qmp::machine::Machine as _;
 
 /// How long the guest's last output may take to be written.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -38,7 +44,10 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 pub struct Vm {
     vcpus: Vcpus,
     disks: Disks,
-    iothreads: Vec<IoThread>,
+    /// Has the iothreads.
+    control: Arc<Control>,
+    monitor: Option<Server>,
+    metrics: Option<Writer>,
     context: Context,
     serial: Arc<Serial>,
     console: Console,
@@ -52,28 +61,38 @@ pub struct Vm {
 impl Vm {
     /// Runs the guest until it ends or somebody ends it.
     pub fn run(mut self) -> Result<Outcome, Error> {
-        self.vcpus.release();
+        self.control.start();
         let outcome = main_loop::run(MainLoop {
             signals: self.signals,
             console: self.console,
             serial: self.serial.clone(),
-            lifecycle: self.lifecycle,
+            lifecycle: self.lifecycle.clone(),
+            control: self.control.clone(),
             context: self.context.clone(),
         });
-        // A vCPU may be waiting for a disk that the main thread serves.
-        let context = &self.context;
-        if let Err(stuck) = self.vcpus.stop(|| while context.dispatch() {}) {
+        if let Some(outcome) = self.lifecycle.outcome() {
+            self.control.ended(&outcome);
+        }
+        // A command of the monitor or a vCPU may be waiting for a disk that the main thread serves.
+        let serve = || while self.context.dispatch() {};
+        if let Some(monitor) = self.monitor {
+            monitor.stop(serve);
+        }
+        if let Err(stuck) = self.vcpus.stop(serve) {
             tracing::error!("{stuck}");
         }
-        let loops = statistics::loops(&self.context, &self.iothreads);
+        let iothreads = self.control.iothreads();
+        let loops = statistics::loops(&self.context, &iothreads);
         self.disks.shut_down();
+        // A last time, with all requests finished.
+        drop(self.metrics);
         if !self.serial.drain(LAST_WORDS) {
             tracing::warn!("the console takes no output; the guest's last words are lost");
         }
         if self.print_statistics {
             eprint!("{loops}{}", statistics::disks(&self.disks));
         }
-        for iothread in self.iothreads {
+        for iothread in self.control.take_iothreads() {
             // A panic in it has ended the run already and is its outcome.
             let _ = iothread.stop();
         }

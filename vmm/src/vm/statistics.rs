@@ -3,16 +3,17 @@
 use std::fmt::Write as _;
 
 use devices::virtio::block::BlockStats;
-use iothread::{Context, IoThread, Stats};
+use iothread::{Context, Stats};
 
 use super::disks::Disks;
+use crate::qmp::machine::IoThreadView;
 
 /// A paragraph for each loop. To be asked for while the disks are attached: a handler's numbers go with it.
-pub fn loops(main: &Context, iothreads: &[IoThread]) -> String {
+pub fn loops(main: &Context, iothreads: &[IoThreadView]) -> String {
     let mut text = String::new();
     for iothread in iothreads {
-        let title = format!("iothread {}", iothread.id());
-        text.push_str(&loop_report(&title, &iothread.remote().stats()));
+        let title = format!("iothread {}", iothread.id);
+        text.push_str(&loop_report(&title, &iothread.remote.stats()));
     }
     text.push_str(&loop_report("main loop", &main.remote().stats()));
     text

@@ -1,21 +1,22 @@
 //! vCPU threads: run the guest, answer its accesses, and say why it stopped.
 //!
 //! One thread a vCPU, named `vcpu<N>`. Whatever a thread decides goes to the [`Lifecycle`]; when to run and when to end
-//! comes from the [`RunGate`], with a signal that makes KVM_RUN return.
+//! comes from the [`RunGate`], with a signal that makes KVM_RUN return. [`VcpuControl`] is how other threads pause them.
 
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use arch::exit::{FatalExit, describe_exit};
 use devices::bus::Bus;
 use kvm_ioctls::{VcpuExit, VcpuFd};
-use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
+use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 
+use super::gate::{Pass, RunGate, RunState};
 use super::lifecycle::{Lifecycle, Outcome};
 use super::memory::GuestMemory;
 use super::reset_flag::{self, ResetFlag};
@@ -34,86 +35,13 @@ pub struct Machine {
     pub gate: RunGate,
 }
 
-/// What the vCPU threads should do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RunState {
-    /// Wait.
-    Hold,
-    /// Run the guest.
-    Run,
-    /// End.
-    Stop,
-}
-
-/// Holds, releases and ends the vCPU threads.
-#[derive(Debug)]
-pub struct RunGate {
-    shared: Mutex<GateState>,
-    changed: Condvar,
-}
-
-#[derive(Debug)]
-struct GateState {
-    wanted: RunState,
-    /// Threads that have been started and have not ended.
-    alive: usize,
-}
-
-impl Default for RunGate {
-    fn default() -> Self {
-        Self {
-            shared: Mutex::new(GateState {
-                wanted: RunState::Hold,
-                alive: 0,
-            }),
-            changed: Condvar::new(),
-        }
-    }
-}
-
-impl RunGate {
-    fn lock(&self) -> MutexGuard<'_, GateState> {
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn set(&self, wanted: RunState) {
-        self.lock().wanted = wanted;
-        self.changed.notify_all();
-    }
-
-    /// Blocks while the state is [`RunState::Hold`]; whether to run afterwards.
-    fn pass(&self) -> bool {
-        let state = self
-            .changed
-            .wait_while(self.lock(), |state| state.wanted == RunState::Hold)
-            .unwrap_or_else(PoisonError::into_inner);
-        state.wanted == RunState::Run
-    }
-
-    fn enter(&self) {
-        self.lock().alive += 1;
-    }
-
-    fn leave(&self) {
-        self.lock().alive -= 1;
-        self.changed.notify_all();
-    }
-
-    /// Waits until no thread is left; false if `patience` runs out first.
-    fn wait_empty(&self, patience: Duration) -> bool {
-        let (state, _) = self
-            .changed
-            .wait_timeout_while(self.lock(), patience, |state| state.alive > 0)
-            .unwrap_or_else(PoisonError::into_inner);
-        state.alive == 0
-    }
-}
-
 /// Makes a vCPU leave KVM_RUN, or not enter it.
 #[derive(Debug, Default)]
 struct Kick {
     /// `kvm_run.immediate_exit`, while the vCPU exists.
     immediate_exit: Mutex<Option<NonNull<AtomicU8>>>,
+    /// The vCPU's thread; 0 before it has begun and after it has ended.
+    thread_id: AtomicI32,
 }
 
 // SAFETY: the pointer is to an atomic byte in a mapping that exists while it is `Some`, and the mutex guards that.
@@ -129,12 +57,27 @@ impl Kick {
     }
 
     fn attach(&self, vcpu: &mut VcpuFd) {
+        let thread_id = rustix::thread::gettid().as_raw_nonzero().get();
+        self.thread_id.store(thread_id, Ordering::Release);
         let byte = &raw mut vcpu.get_kvm_run().immediate_exit;
         *self.lock() = NonNull::new(byte.cast());
     }
 
     fn detach(&self) {
         *self.lock() = None;
+        self.thread_id.store(0, Ordering::Release);
+    }
+
+    /// Makes the vCPU's thread look at the gate.
+    fn kick(&self) {
+        // Before the signal: whoever is about to enter KVM_RUN returns at once, whoever is in it is woken.
+        self.set(1);
+        let thread_id = self.thread_id.load(Ordering::Acquire);
+        if thread_id > 0 {
+            // SAFETY: tgkill(2) has no preconditions; a thread that has just ended is not found, and another of this
+            // process in its place does nothing with this signal.
+            unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread_id, SIGRTMIN()) };
+        }
     }
 
     fn set(&self, value: u8) {
@@ -148,11 +91,18 @@ impl Kick {
 
 /// The running vCPUs.
 pub struct Vcpus {
-    threads: Vec<(JoinHandle<()>, Arc<Kick>)>,
-    machine: Arc<Machine>,
+    threads: Vec<JoinHandle<()>>,
+    control: VcpuControl,
 }
 
-/// The vCPU threads did not end.
+/// A handle to the vCPUs, for any thread.
+#[derive(Clone)]
+pub struct VcpuControl {
+    machine: Arc<Machine>,
+    kicks: Vec<Arc<Kick>>,
+}
+
+/// The vCPU threads did not do as they were told.
 #[derive(Debug, thiserror::Error)]
 #[error("a vCPU thread does not stop: a device holds it up")]
 pub struct Stuck;
@@ -160,59 +110,94 @@ pub struct Stuck;
 /// How long a vCPU may take to finish what it is doing.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-impl Vcpus {
-    /// Starts a thread for each vCPU; they hold until [`Vcpus::release`].
-    pub fn start(machine: Arc<Machine>, vcpus: Vec<VcpuFd>) -> std::io::Result<Self> {
-        register_signal_handler(SIGRTMIN(), on_kick)?;
-        let mut started = Self {
-            threads: Vec::new(),
-            machine,
-        };
-        for (index, vcpu) in vcpus.into_iter().enumerate() {
-            let kick = Arc::new(Kick::default());
-            let thread = std::thread::Builder::new()
-                .name(format!("vcpu{index}"))
-                .spawn({
-                    let (machine, kick) = (started.machine.clone(), kick.clone());
-                    // Counted here, so that nobody misses a thread that has not begun yet.
-                    machine.gate.enter();
-                    move || thread_main(index, vcpu, &machine, &kick)
-                });
-            match thread {
-                Ok(thread) => started.threads.push((thread, kick)),
-                Err(error) => {
-                    started.machine.gate.leave();
-                    return Err(error);
-                }
-            }
-        }
-        Ok(started)
-    }
-
+impl VcpuControl {
     /// Lets the guest run.
     pub fn release(&self) {
         self.machine.gate.set(RunState::Run);
     }
 
+    /// Tells the vCPUs to stand still, and does not wait for them.
+    pub fn hold(&self) {
+        self.machine.gate.set(RunState::Hold);
+        self.kick_all();
+    }
+
+    /// Makes the vCPUs stand still.
+    ///
+    /// # Errors
+    /// One does not, within ten seconds.
+    pub fn pause(&self) -> Result<(), Stuck> {
+        self.hold();
+        match self.machine.gate.wait_held(PATIENCE) {
+            true => Ok(()),
+            false => Err(Stuck),
+        }
+    }
+
+    /// The vCPUs' threads, in order; 0 for one that has ended.
+    pub fn thread_ids(&self) -> Vec<i32> {
+        let ids = self.kicks.iter().map(|kick| &kick.thread_id);
+        ids.map(|id| id.load(Ordering::Acquire)).collect()
+    }
+
+    fn kick_all(&self) {
+        for kick in &self.kicks {
+            kick.kick();
+        }
+    }
+}
+
+impl Vcpus {
+    /// Starts a thread for each vCPU; they hold until [`VcpuControl::release`].
+    pub fn start(machine: Arc<Machine>, vcpus: Vec<VcpuFd>) -> std::io::Result<Self> {
+        register_signal_handler(SIGRTMIN(), on_kick)?;
+        let kicks = vcpus.iter().map(|_| Arc::default()).collect();
+        let mut started = Self {
+            threads: Vec::new(),
+            control: VcpuControl { machine, kicks },
+        };
+        let VcpuControl { machine, kicks } = started.control.clone();
+        for (index, (vcpu, kick)) in vcpus.into_iter().zip(kicks).enumerate() {
+            let thread = std::thread::Builder::new()
+                .name(format!("vcpu{index}"))
+                .spawn({
+                    let machine = machine.clone();
+                    // Counted here, so that nobody misses a thread that has not begun yet.
+                    machine.gate.enter();
+                    move || thread_main(index, vcpu, &machine, &kick)
+                });
+            match thread {
+                Ok(thread) => started.threads.push(thread),
+                Err(error) => {
+                    machine.gate.leave();
+                    return Err(error);
+                }
+            }
+        }
+        // From here on every thread has its id.
+        machine.gate.wait_held(PATIENCE);
+        Ok(started)
+    }
+
+    /// The handle for other threads.
+    pub fn control(&self) -> &VcpuControl {
+        &self.control
+    }
+
     /// Ends all vCPU threads and waits for them. `serve` is called again and again meanwhile: a vCPU may be waiting for
     /// something that this thread does.
     pub fn stop(&mut self, mut serve: impl FnMut()) -> Result<(), Stuck> {
-        self.machine.gate.set(RunState::Stop);
-        for (thread, kick) in &self.threads {
-            // Before the signal: whoever is about to enter KVM_RUN returns at once, whoever is in it is woken.
-            kick.set(1);
-            if let Err(error) = thread.kill(SIGRTMIN()) {
-                tracing::debug!(%error, "a vCPU thread takes no signal; it has ended");
-            }
-        }
+        let gate = &self.control.machine.gate;
+        gate.set(RunState::Stop);
+        self.control.kick_all();
         let deadline = Instant::now() + PATIENCE;
-        while !self.machine.gate.wait_empty(Duration::from_millis(2)) {
+        while !gate.wait_empty(Duration::from_millis(2)) {
             if Instant::now() > deadline {
                 return Err(Stuck);
             }
             serve();
         }
-        for (thread, _) in self.threads.drain(..) {
+        for thread in self.threads.drain(..) {
             // Its panics are caught inside.
             let _ = thread.join();
         }
@@ -232,7 +217,12 @@ extern "C" fn on_kick(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
 
 fn thread_main(index: usize, mut fd: VcpuFd, machine: &Machine, kick: &Kick) {
     kick.attach(&mut fd);
-    let mut vcpu = Vcpu { fd, machine, index };
+    let mut vcpu = Vcpu {
+        fd,
+        machine,
+        kick,
+        index,
+    };
     // A panic on a guest's access must end the VM, not leave it without a processor.
     let result = std::panic::catch_unwind(AssertUnwindSafe(|| vcpu.run()));
     kick.detach();
@@ -259,6 +249,7 @@ pub fn panic_text(payload: &(dyn Any + Send)) -> &str {
 struct Vcpu<'a> {
     fd: VcpuFd,
     machine: &'a Machine,
+    kick: &'a Kick,
     index: usize,
 }
 
@@ -266,7 +257,16 @@ impl Vcpu<'_> {
     /// Runs the guest until the gate stops it (`None`) or it cannot go on.
     fn run(&mut self) -> Option<Outcome> {
         loop {
-            if !self.machine.gate.pass() || self.machine.lifecycle.has_ended() {
+            match self.machine.gate.pass() {
+                Pass::Go => {}
+                Pass::GoAfterHold => {
+                    // So that the guest's watchdog does not take the pause for a lockup. A guest without the KVM clock
+                    // cannot be told, and KVM says so.
+                    let _ = self.fd.kvmclock_ctrl();
+                }
+                Pass::End => return None,
+            }
+            if self.machine.lifecycle.has_ended() {
                 return None;
             }
             if let Some(outcome) = self.step() {
@@ -313,7 +313,10 @@ impl Vcpu<'_> {
                 }
                 None
             }
-            Ok(VcpuExit::Intr) => None,
+            Ok(VcpuExit::Intr) => {
+                self.kick.set(0);
+                None
+            }
             Ok(VcpuExit::Shutdown) => Some(self.shutdown()),
             Ok(VcpuExit::InternalError) => Some(self.fatal(FatalExit::InternalError)),
             Ok(VcpuExit::FailEntry(reason, cpu)) => {
@@ -324,8 +327,12 @@ impl Vcpu<'_> {
                 Some(self.failed(&what))
             }
             Err(error) => match error.errno() {
-                // A kick, or a vCPU that waits for its start-up IPI.
-                libc::EINTR | libc::EAGAIN => None,
+                // A kick, or a vCPU that waits for its start-up IPI. The kick is taken back before the gate is looked at:
+                // whoever kicks closes the gate first.
+                libc::EINTR | libc::EAGAIN => {
+                    self.kick.set(0);
+                    None
+                }
                 _ => {
                     let what = format!("KVM_RUN failed: {error}");
                     Some(self.failed(&what))
