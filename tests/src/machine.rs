@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use crate::guest::{Guest, Kernel};
 
-/// How long a wait may take before the test gives up: more than anything here needs, also in an
-/// emulation on a busy host, so that only what hangs runs into it.
+/// How long a guest may be silent before the test gives up: longer than anything here takes, also
+/// in an emulation on a busy host, so that only what hangs runs into it.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Which program runs the machine.
@@ -120,10 +120,14 @@ impl Machine {
         guest
             .write_initramfs(&initramfs, &self.script)
             .unwrap_or_else(|error| panic!("{}: {error}", initramfs.display()));
-        let cmdline = format!(
-            "console=ttyS0 root=/dev/vda ro quiet panic=-1 reboot=t {}",
-            self.cmdline
-        );
+        // That a panic or a reboot ends the run is Pollux's to see to.
+        let ending = if vmm == Vmm::Qemu {
+            "panic=-1 reboot=t"
+        } else {
+            ""
+        };
+        let words = ["console=ttyS0 root=/dev/vda ro quiet", ending, self.cmdline];
+        let cmdline = words.join(" ");
         let root = Disk {
             path: guest.root_image().to_owned(),
             serial: "root",
@@ -301,9 +305,10 @@ impl Running {
     /// # Panics
     /// It does not come, the guest reports a failure, or the machine ends.
     pub fn wait_for(&mut self, key: &str) -> String {
-        let deadline = Instant::now() + PATIENCE;
+        let mut patience = Patience::new();
         loop {
             let ended = self.console.ended();
+            let seen = self.console.len();
             let console = self.console.text();
             let found = reports(&console)
                 .find(|(name, _)| *name == key)
@@ -317,10 +322,10 @@ impl Running {
             if ended {
                 self.give_up(&format!("ended before the guest reported {key}"));
             }
-            if Instant::now() > deadline {
-                self.give_up(&format!("no report of {key} in {PATIENCE:?}"));
+            if patience.is_over(seen) {
+                self.give_up(&format!("silent for {PATIENCE:?}, and no report of {key}"));
             }
-            self.console.wait(console.len());
+            self.console.wait(seen);
         }
     }
 
@@ -329,12 +334,12 @@ impl Running {
     /// # Panics
     /// It does not end, or the guest has reported a failure.
     pub fn finish(mut self) -> Finished {
-        let deadline = Instant::now() + PATIENCE;
+        let mut patience = Patience::new();
         let status = loop {
             match self.child.try_wait() {
                 Ok(Some(status)) => break status,
-                Ok(None) if Instant::now() > deadline => {
-                    self.give_up(&format!("no end in {PATIENCE:?}"))
+                Ok(None) if patience.is_over(self.console.len()) => {
+                    self.give_up(&format!("silent for {PATIENCE:?}, and no end"))
                 }
                 Ok(None) => thread::sleep(Duration::from_millis(50)),
                 Err(error) => self.give_up(&format!("cannot wait for it: {error}")),
@@ -477,6 +482,30 @@ fn tail(text: &str) -> String {
     lines[lines.len().saturating_sub(80)..].join("\n")
 }
 
+/// Runs out when a guest has been silent for [`PATIENCE`].
+struct Patience {
+    seen: usize,
+    deadline: Instant,
+}
+
+impl Patience {
+    fn new() -> Patience {
+        Patience {
+            seen: 0,
+            deadline: Instant::now() + PATIENCE,
+        }
+    }
+
+    /// Whether nothing has come for too long, when `seen` bytes have come so far.
+    fn is_over(&mut self, seen: usize) -> bool {
+        if seen != self.seen {
+            self.seen = seen;
+            self.deadline = Instant::now() + PATIENCE;
+        }
+        Instant::now() > self.deadline
+    }
+}
+
 /// What a pipe has brought so far.
 #[derive(Clone)]
 struct Stream(Arc<(Mutex<Collected>, Condvar)>);
@@ -518,6 +547,10 @@ impl Stream {
 
     fn text(&self) -> String {
         String::from_utf8_lossy(&self.lock().bytes).into_owned()
+    }
+
+    fn len(&self) -> usize {
+        self.lock().bytes.len()
     }
 
     fn ended(&self) -> bool {

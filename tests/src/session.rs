@@ -39,7 +39,7 @@ pub fn main() -> ExitCode {
             match session.run(bed, scenario)? {
                 Answer::Passed => Ok(Completion::Completed),
                 Answer::Skipped(why) => Ok(Completion::ignored_with(why)),
-                Answer::Failed(why) => Err(why.into()),
+                Answer::Failed(why) => Err(why.lines().next().unwrap_or_default().into()),
             }
         })
     });
@@ -70,11 +70,8 @@ impl Session {
             Bed::Nested => self.run_in_lab(scenario)?,
         };
         if let Answer::Failed(why) = &answer {
-            // In full at the end; here what one wants to know while the others still run.
-            say(&format!(
-                "failed: {}",
-                why.lines().next().unwrap_or_default()
-            ));
+            // Now, not at the end: the others may take minutes.
+            say(&format!("failed: {why}"));
         }
         say(&format!(
             "{} took {:.0} s",

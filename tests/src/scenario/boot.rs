@@ -18,8 +18,8 @@ for device in $(ls /sys/block); do
     report "$device.readonly" "$(cat ro)"
     report "$device.queues" $(ls mq)
     report "$device.cache" "$(cat queue/write_cache)"
-    report "$device.limits" "$(cat queue/logical_block_size queue/physical_block_size \
-        queue/max_segments queue/minimum_io_size | tr '\n' ' ')"
+    report "$device.limits" $(cat queue/logical_block_size queue/physical_block_size \
+        queue/max_segments queue/minimum_io_size)
 done
 "#;
 

@@ -4,10 +4,11 @@
 use super::{Environment, Outcome};
 use crate::machine::{Finished, Machine, Vmm};
 
-/// Runs a guest that ends by `script`.
-fn end(environment: &Environment, script: &str) -> Finished {
-    let script = format!("report ending\n{script}\nsleep 1000\n");
-    let mut running = environment.start(&Machine::new(script));
+/// Runs a guest with these words on the kernel's command line that ends by `script`.
+fn end(environment: &Environment, cmdline: &'static str, script: &str) -> Finished {
+    let mut machine = Machine::new(format!("report ending\n{script}\nsleep 1000\n"));
+    machine.cmdline = cmdline;
+    let mut running = environment.start(&machine);
     running.wait_for("ending");
     running.finish()
 }
@@ -29,23 +30,31 @@ fn not_pollux(environment: &Environment) -> Option<Outcome> {
         .then(|| Outcome::Skipped("about Pollux's own messages".to_owned()))
 }
 
+/// By the register that ACPI names.
 pub fn reboot(environment: &Environment) -> Outcome {
     if let Some(skipped) = not_pollux(environment) {
         return skipped;
     }
-    // The kernel's command line has reboot=t; this asks for the ACPI reset register instead.
-    let ended = end(
-        environment,
-        "echo acpi >/sys/kernel/reboot/type; ./busybox reboot -f",
-    );
-    check(&ended, 0, "reboot")
+    check(&end(environment, "", "./busybox reboot -f"), 0, "rebooted")
+}
+
+/// By a triple fault, which here is what the guest wants.
+pub fn reboot_by_fault(environment: &Environment) -> Outcome {
+    if let Some(skipped) = not_pollux(environment) {
+        return skipped;
+    }
+    check(
+        &end(environment, "reboot=t", "./busybox reboot -f"),
+        0,
+        "rebooted",
+    )
 }
 
 pub fn panic(environment: &Environment) -> Outcome {
     if let Some(skipped) = not_pollux(environment) {
         return skipped;
     }
-    let ended = end(environment, "echo c >/proc/sysrq-trigger");
+    let ended = end(environment, "", "echo c >/proc/sysrq-trigger");
     assert!(ended.console.contains("Kernel panic"), "the guest panicked");
     check(&ended, 1, "panic")
 }
@@ -55,7 +64,7 @@ pub fn init_dies(environment: &Environment) -> Outcome {
         return skipped;
     }
     let mut machine = Machine::new("");
-    machine.cmdline = "init=/bin/false";
+    machine.cmdline = "reboot=t init=/bin/false";
     let ended = environment.start(&machine).finish();
     assert!(
         ended.console.contains("Attempted to kill init"),
@@ -64,10 +73,24 @@ pub fn init_dies(environment: &Environment) -> Outcome {
     check(&ended, 1, "panic")
 }
 
+/// By accident: without EFER.NXE the no-execute bit of a page table's entry is a reserved one. The
+/// stacks have it, so that every exception faults, and so does telling of that.
+const WITHOUT_NXE: &str = r#"
+efer=$((0xc0000080))
+value=$(dd if=/dev/cpu/0/msr bs=8 count=1 iflag=skip_bytes skip=$efer status=none | od -An -t u8)
+value=$((value & ~0x800))
+for shift in 0 8 16 24 32 40 48 56; do
+    printf "\\$(printf %03o $((value >> shift & 255)))"
+done | dd of=/dev/cpu/0/msr bs=8 count=1 oflag=seek_bytes seek=$efer conv=notrunc status=none
+"#;
+
 pub fn triple_fault(environment: &Environment) -> Outcome {
     if let Some(skipped) = not_pollux(environment) {
         return skipped;
     }
-    let ended = end(environment, "./busybox reboot -f");
-    check(&ended, 1, "triple fault")
+    check(
+        &end(environment, "msr.allow_writes=on", WITHOUT_NXE),
+        1,
+        "triple fault",
+    )
 }

@@ -69,6 +69,10 @@ pub const ALL: &[Scenario] = &[
         run: ending::reboot,
     },
     Scenario {
+        name: "ending_reboot_by_fault",
+        run: ending::reboot_by_fault,
+    },
+    Scenario {
         name: "ending_panic",
         run: ending::panic,
     },
