@@ -155,6 +155,7 @@ impl Machine {
 
     fn pollux(&self, program: &Path, root: &Disk) -> Command {
         let mut command = Command::new(program);
+        command.arg("--stats");
         command.arg("--cpus").arg(self.cpus.to_string());
         command.arg("--memory").arg(format!("{}M", self.memory_mib));
         for IoThread { id, poll_max_ns } in &self.iothreads {
