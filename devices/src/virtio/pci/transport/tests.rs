@@ -380,7 +380,7 @@ fn absent_queues_and_broken_ones() {
     rig.write(common + 0xc, 4, 1);
     rig.write(common + 0x14, 1, 0xb);
     rig.write(common + 0x16, 2, 0);
-    rig.write(common + 0x20, 8, u64::MAX & !0xf);
+    rig.write(common + 0x20, 8, !0xf);
     rig.write(common + 0x1c, 2, 1);
     rig.write(common + 0x14, 1, 0xf);
     assert_eq!(rig.read(common + 0x14, 1), 0x4f);
