@@ -240,7 +240,7 @@ fn set_up_unit(
         return Err("the device has no interrupt vector for the queue");
     }
     let features = accepted(job, &disk);
-    let (mut unit, rings) = Unit::new(
+    let (unit, rings) = Unit::new(
         job,
         disk,
         disk_index,
@@ -249,7 +249,6 @@ fn set_up_unit(
         region,
         vector,
     )?;
-    unit.seen_interrupts = cpu::INTERRUPTS[usize::from(vector)].load(Ordering::Relaxed);
     disk.set_up_queue(queue as u16, &rings);
     Ok(unit)
 }
@@ -325,7 +324,14 @@ fn report(job: &Job, number: usize) -> bool {
     json.number("bs", u64::from(job.block_bytes));
     json.number("iodepth", job.depth as u64);
     json.number("queues", job.queues as u64);
-    json.string("completion", if job.poll { b"poll" } else { b"irq" });
+    json.string(
+        "completion",
+        match (job.poll, job.strict) {
+            (true, _) => b"poll",
+            (_, true) => b"strict",
+            _ => b"irq",
+        },
+    );
     json.array("cpus", |json| {
         workers().for_each(|(cpu, _)| json.number("", cpu as u64))
     });

@@ -18,7 +18,7 @@
 //! | `queue_size` | entries | what the device offers, at most 256 |
 //! | `numjobs` | CPUs that share the job's queues | as many as useful |
 //! | `cpu` | first of these CPUs | next free one |
-//! | `completion` | `irq` (halt until an interrupt) `poll` (look at the used ring) | `irq` |
+//! | `completion` | `irq` (halt until an interrupt) `poll` (look at the used ring) `strict` (as `irq`, but look only after an interrupt, and count it as a fault when none comes) | `irq` |
 //! | `kick` | `user`: notify from CPL 3; `kernel`: from CPL 0 | `user` |
 //! | `event_idx`, `indirect` | whether the feature is accepted | on |
 //! | `segs` | data segments a request | 1 |
@@ -165,6 +165,7 @@ pub struct Job<'a> {
     pub workers: usize,
     pub cpu: Option<usize>,
     pub poll: bool,
+    pub strict: bool,
     pub kick_at_cpl0: bool,
     pub event_idx: bool,
     pub indirect: bool,
@@ -204,6 +205,7 @@ impl Job<'_> {
         workers: 0,
         cpu: None,
         poll: false,
+        strict: false,
         kick_at_cpl0: false,
         event_idx: true,
         indirect: true,
@@ -425,7 +427,14 @@ fn job_token<'a>(job: &mut Job<'a>, key: &[u8], value: &'a [u8]) -> Result<bool,
         }
         b"numjobs" => job.workers = at_least_one(value)?,
         b"cpu" => job.cpu = Some(number(value)? as usize),
-        b"completion" => job.poll = choose(value, b"poll", b"irq", "not irq or poll")?,
+        b"completion" => {
+            (job.poll, job.strict) = match value {
+                b"irq" => (false, false),
+                b"poll" => (true, false),
+                b"strict" => (false, true),
+                _ => return Err("not irq, poll or strict"),
+            }
+        }
         b"kick" => job.kick_at_cpl0 = choose(value, b"kernel", b"user", "not user or kernel")?,
         b"event_idx" => job.event_idx = on_off(value)?,
         b"indirect" => job.indirect = on_off(value)?,

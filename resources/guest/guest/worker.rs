@@ -10,6 +10,8 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 /// A think time that is shorter than this is spent awake.
 const SHORT_NS: u64 = 20_000;
+/// An interrupt that is later than this after its completion is a lost one.
+const INTERRUPT_NS: u64 = 2_000_000_000;
 /// So often a waiting CPU wakes up without cause, to look at its time-outs.
 pub const TICK_NS: u64 = 50_000_000;
 
@@ -81,6 +83,7 @@ impl Worker {
             ns => now + cpu::ns_to_ticks(ns),
         };
         let timeout = cpu::ns_to_ticks(self.timeout_ns);
+        let patience = cpu::ns_to_ticks(INTERRUPT_NS);
         let mut last_progress = now;
         for unit in self.units.iter_mut() {
             while unit.is_notifier() && unit.submitted < unit.target && cpu::tsc() < stop {
@@ -89,14 +92,20 @@ impl Worker {
             if unit.is_notifier() {
                 unit.target = unit.submitted;
             }
+            if unit.is_strict() {
+                unit.rearm(&mut self.latencies);
+            }
             unit.submit(now);
         }
         loop {
             let mut progress = false;
             for unit in self.units.iter_mut() {
-                if unit.has_used() {
+                if unit.has_work() {
                     now = cpu::tsc();
                     unit.reap(now, &mut self.latencies);
+                    if unit.is_strict() {
+                        unit.rearm(&mut self.latencies);
+                    }
                     unit.submit(now);
                     progress = true;
                 }
@@ -144,6 +153,9 @@ impl Worker {
                 core::hint::spin_loop();
             } else {
                 self.wait(now);
+                if now - last_progress > patience {
+                    self.units.iter_mut().for_each(Unit::miss_interrupt);
+                }
             }
         }
         self.ended = cpu::tsc();
@@ -153,7 +165,7 @@ impl Worker {
     fn wait(&mut self, now: u64) {
         let mut used = false;
         for unit in self.units.iter_mut() {
-            used |= unit.arm();
+            used |= !unit.is_strict() && unit.arm();
         }
         if used {
             return;
@@ -171,13 +183,8 @@ impl Worker {
         self.waits += 1;
         cpu::wait();
         for unit in self.units.iter_mut() {
-            let interrupts = cpu::INTERRUPTS[usize::from(unit.vector)].load(Ordering::Relaxed);
-            if interrupts != unit.seen_interrupts {
-                unit.counters.interrupts += interrupts - unit.seen_interrupts;
-                unit.seen_interrupts = interrupts;
-                if unit.disk.has_shared_interrupt() {
-                    unit.disk.acknowledge();
-                }
+            if unit.count_interrupts() && unit.disk.has_shared_interrupt() {
+                unit.disk.acknowledge();
             }
         }
     }

@@ -7,6 +7,8 @@
 mod layout;
 mod verify;
 
+use core::sync::atomic::Ordering;
+
 use crate::cpu;
 use crate::histogram::Histogram;
 use crate::memory;
@@ -111,6 +113,9 @@ pub struct Unit {
     last_used: u16,
     event_idx: bool,
     poll: bool,
+    /// Look at the used ring only after an interrupt; and whether there was one.
+    strict: bool,
+    interrupted: bool,
     doorbell: Doorbell,
     slots: *mut Slot,
     /// Slot of each head descriptor.
@@ -132,8 +137,8 @@ pub struct Unit {
     next_block: u64,
     next_generation: u32,
     pub counters: Counters,
-    pub vector: u8,
-    pub seen_interrupts: u64,
+    vector: u8,
+    seen_interrupts: u64,
     pub disk: Disk,
     pub disk_index: usize,
     pub queue: u16,
@@ -242,6 +247,8 @@ impl Unit {
             last_used: 0,
             event_idx: features & virtio::F_EVENT_IDX != 0,
             poll: job.poll,
+            strict: job.strict,
+            interrupted: false,
             doorbell: disk.doorbell(queue, job.kick_at_cpl0),
             slots: slots as *mut Slot,
             slot_of,
@@ -266,7 +273,7 @@ impl Unit {
             next_generation: base,
             counters: Counters::default(),
             vector,
-            seen_interrupts: 0,
+            seen_interrupts: cpu::INTERRUPTS[usize::from(vector)].load(Ordering::Relaxed),
             disk,
             disk_index,
             queue,
@@ -496,6 +503,43 @@ impl Unit {
     #[inline(always)]
     pub fn has_used(&self) -> bool {
         phys::read16(self.used + 2) != self.last_used
+    }
+
+    /// True if the used ring is to be looked at now and has something.
+    #[inline(always)]
+    pub fn has_work(&self) -> bool {
+        (!self.strict || self.interrupted) && self.has_used()
+    }
+
+    /// Takes note of the vector's interrupts. True if there was one.
+    pub fn count_interrupts(&mut self) -> bool {
+        let interrupts = cpu::INTERRUPTS[usize::from(self.vector)].load(Ordering::Relaxed);
+        let new = interrupts - self.seen_interrupts;
+        self.counters.interrupts += new;
+        self.seen_interrupts = interrupts;
+        self.interrupted |= new > 0;
+        new > 0
+    }
+
+    /// Strict only: a completion has been there for long, and no interrupt.
+    pub fn miss_interrupt(&mut self) {
+        if self.strict && !self.interrupted && self.has_used() {
+            self.interrupted = true;
+            self.note_fault("completion without an interrupt", 0, 1, 0);
+        }
+    }
+
+    /// Strict only: takes everything, and leaves the next completion to an interrupt.
+    #[cold]
+    pub fn rearm(&mut self, latencies: &mut Histogram) {
+        while self.arm() {
+            self.reap(cpu::tsc(), latencies);
+        }
+        self.interrupted = false;
+    }
+
+    pub fn is_strict(&self) -> bool {
+        self.strict
     }
 
     /// Takes all completions. `now` is a time-stamp.
