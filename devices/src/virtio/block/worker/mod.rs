@@ -251,9 +251,13 @@ pub(super) fn resume(ctx: &Context, id: u64) {
     with_worker(id, |worker| worker.resume(ctx));
 }
 
-/// Waits until the worker `id` has no I/O under way.
+/// Waits until the worker `id` has no I/O under way. Requests that the driver has made available are done too: their kick
+/// may not have been seen yet, and they would begin after the wait.
 pub(super) fn drain(ctx: &Context, id: u64) {
-    with_worker(id, |worker| worker.drain(ctx));
+    with_worker(id, |worker| {
+        worker.kicked(ctx);
+        worker.drain(ctx);
+    });
 }
 
 /// The ring's completions, on their way to the worker.
