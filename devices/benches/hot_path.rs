@@ -102,14 +102,20 @@ fn run(case: &Case, requests: u64, bytes: u32, depth: u16) {
         driver.chain_at(
             base,
             0,
-            &[(base + 0x100, 16, false), (base + 0x1000, bytes, true), (base + 0x200, 1, true)],
+            &[
+                (base + 0x100, 16, false),
+                (base + 0x1000, bytes, true),
+                (base + 0x200, 1, true),
+            ],
         );
         driver.desc(head, base, 48, testing::INDIRECT, 0);
     }
     let sectors = (64u64 << 20) / 512;
     let mut random = 1u64;
     let mut offer = |driver: &mut DriverQueue, head: u16| {
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        random = random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
         let sector = (random >> 33) % (sectors - 128) / 8 * 8;
         let header = GuestAddress(DATA + u64::from(head) * 0x1_0000 + 0x100);
         mem.write_obj((u64::from(0u32), sector).1, header.unchecked_add(8))
@@ -174,7 +180,10 @@ fn run(case: &Case, requests: u64, bytes: u32, depth: u16) {
 }
 
 fn main() {
-    let numbers: Vec<u64> = std::env::args().skip(1).filter_map(|a| a.parse().ok()).collect();
+    let numbers: Vec<u64> = std::env::args()
+        .skip(1)
+        .filter_map(|a| a.parse().ok())
+        .collect();
     let requests = numbers.first().copied().unwrap_or(200_000);
     let bytes = numbers.get(1).copied().unwrap_or(512) as u32;
     let depth = numbers.get(2).copied().unwrap_or(32) as u16;

@@ -261,6 +261,13 @@ impl Block {
         check_placement(&config, &placement)?;
         check_engine(&config, &placement)?;
         let image = Image::open(&config)?;
+        if config.engine == Some(EngineKind::Native) && !image.direct() {
+            tracing::warn!(
+                "disk {}: engine=native without O_DIRECT waits for each request in the iothread; \
+                 give direct=on or another engine",
+                config.id
+            );
+        }
         let disk = Disk::new(config, image);
         let offered = offered_features(&disk);
         let inner = Inner {

@@ -4,6 +4,8 @@
 //! gives back tokens and results: a count of bytes or a negative errno. What a result means, it
 //! does not know.
 
+#[cfg(test)]
+pub(super) mod faults;
 pub(super) mod io_uring;
 pub(super) mod linux_aio;
 pub(super) mod threads;

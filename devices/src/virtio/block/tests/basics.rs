@@ -111,7 +111,7 @@ fn requests_outside_the_disk_are_errors_and_touch_nothing() {
 }
 
 #[test]
-fn configuration_space_is_what_the_disk_is() {
+fn case_13_and_the_configuration_space_say_what_the_disk_is() {
     let file = image((1 << 20) + 512);
     let rig = Rig::new(Options::new(file.path()).with(|d| {
         d.queues = 3;

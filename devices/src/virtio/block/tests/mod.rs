@@ -3,9 +3,11 @@
 mod alignment;
 mod basics;
 mod discard;
+mod faults;
 mod hostile;
 mod hot_path;
 mod lifecycle;
+mod load;
 mod model;
 mod policies;
 mod rig;

@@ -35,6 +35,7 @@ enum Step {
     Resize(u64),
     Reset,
     Move,
+    Poll(i64),
 }
 
 const SECTORS: u64 = 512;
@@ -61,6 +62,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (1..=SECTORS * 2).prop_map(Step::Resize),
         1 => Just(Step::Reset),
         1 => Just(Step::Move),
+        1 => prop::sample::select(vec![0, 1, 4000, 32768, 1_000_000]).prop_map(Step::Poll),
     ]
 }
 
@@ -112,12 +114,24 @@ fn transfer(
 }
 
 fn run(engine: EngineKind, strict: bool, steps: Vec<Step>) -> Result<(), TestCaseError> {
+    run_as("d0", engine, strict, None, steps)
+}
+
+fn run_as(
+    id: &str,
+    engine: EngineKind,
+    strict: bool,
+    direct: Option<bool>,
+    steps: Vec<Step>,
+) -> Result<(), TestCaseError> {
     let file = image(SECTORS * 512);
     let mut model = vec![0u8; SECTORS as usize * 512];
     let mut options = Options::new(file.path())
         .engine(engine)
         .with(|d| d.serial = "model".into());
     options.threads = 2;
+    options.disk.id = id.into();
+    options.disk.direct = direct;
     if strict {
         DEMANDED.set(Some(Alignment {
             memory: 512,
@@ -194,6 +208,11 @@ fn run(engine: EngineKind, strict: bool, steps: Vec<Step>) -> Result<(), TestCas
                 rig.handle.resize(sectors * 512).unwrap();
                 model.resize(sectors as usize * 512, 0);
             }
+            Step::Poll(max_ns) => {
+                for thread in &rig.threads {
+                    thread.remote().set("poll-max-ns", max_ns).unwrap();
+                }
+            }
             Step::Reset => {
                 rig.reset();
                 rig.activate();
@@ -227,6 +246,31 @@ proptest! {
     #[test]
     fn threads_are_a_disk(steps in prop::collection::vec(step(), 1..60)) {
         run(EngineKind::Threads, false, steps)?;
+    }
+
+    /// Cases 9 and 33: operations that are interrupted, refused for the moment or cut short anywhere
+    /// make no difference.
+    #[test]
+    fn case_9_and_33_a_host_that_interrupts_and_shortens_is_a_disk(
+        steps in prop::collection::vec(step(), 1..60),
+        seed in any::<u64>(),
+        direct in any::<bool>(),
+    ) {
+        use crate::virtio::block::engine::faults::{Fault, set_script};
+        let unit = if direct { 512 } else { 1 };
+        let id = format!("faulty-{direct}-{seed:x}");
+        set_script(&id, std::sync::Arc::new(move |number, _| {
+            let dice = seed.wrapping_add(number).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+            match dice % 5 {
+                0 => Fault::Errno(libc::EINTR),
+                1 => Fault::Errno(libc::EAGAIN),
+                2 | 3 => Fault::Short((dice as usize / 8 % 3000 + 1) * unit),
+                _ => Fault::None,
+            }
+        }));
+        // None: O_DIRECT where it works; a whole number of blocks is right everywhere.
+        let direct = if direct { None } else { Some(false) };
+        run_as(&id, EngineKind::IoUring, false, direct, steps)?;
     }
 
     #[test]

@@ -186,6 +186,11 @@ pub(super) fn attach(ctx: &Context, setup: Setup) -> Result<u64, (String, Box<Ca
     let relay = Rc::new(Relay(RefCell::new(Weak::new())));
     let completer = ctx.register_completer(relay.clone());
     let engine = match make_engine(ctx, &setup.disk, completer, size) {
+        #[cfg(test)]
+        Ok(engine) => {
+            super::engine::faults::wrap(&setup.disk.config.id, setup.disk.image.fd(), engine)
+        }
+        #[cfg(not(test))]
         Ok(engine) => engine,
         Err(error) => {
             ctx.unregister_completer(completer);
