@@ -9,7 +9,7 @@
 //! data.rs      what was written is read again, whatever the engine, the layout and the size
 //! devices.rs   interrupts, notifications, features, what the configuration space tells
 //! stop.rs      signals and sudden death during I/O
-//! settings.rs  settings changed while I/O runs
+//! settings.rs  settings changed while I/O runs, through qmp.rs
 //! hostile.rs   drivers that break the rules
 //! ```
 
@@ -18,6 +18,7 @@ mod data;
 mod devices;
 mod disk;
 mod hostile;
+mod qmp;
 mod settings;
 mod stop;
 mod vm;
@@ -36,7 +37,9 @@ struct Bench {
     /// For images: on a disk's filesystem, as tmpfs refuses O_DIRECT.
     scratch: PathBuf,
     pollux: OnceLock<Result<PathBuf, String>>,
+    /// Whether options that a version may lack are there.
     pci: OnceLock<Result<(), String>>,
+    qmp: OnceLock<Result<(), String>>,
 }
 
 impl Bench {
@@ -51,22 +54,34 @@ impl Bench {
         built.clone().unwrap_or_else(|why| panic!("{why}"))
     }
 
-    /// Whether disks can be on PCI in the program to test; otherwise what it says.
-    fn has_pci(&self) -> Result<(), String> {
-        let asked = self.pci.get_or_init(|| {
-            let directory = self.directory();
-            let image = disk::Image::new(&directory, "disk", 1 << 20);
-            let vm = vm::Vm::new(self, "job=a rw=none").disk(&image, "transport=pci");
+    /// Whether the program to test can do what a test needs; otherwise what it says.
+    fn has(&self, needs: Needs) -> Result<(), String> {
+        let directory = self.directory();
+        let image = disk::Image::new(&directory, "disk", 1 << 20);
+        let vm = vm::Vm::new(self, "job=a rw=none");
+        let try_it = |vm: vm::Vm| {
             let end = vm.start().end();
             match end.status.success() {
                 true => Ok(()),
                 false if end.messages.contains("not available") => {
                     Err(end.messages.trim().to_owned())
                 }
-                false => end.fail("a disk with transport=pci"),
+                false => end.fail("an option of this program"),
             }
-        });
-        asked.clone()
+        };
+        match needs {
+            Needs::Nothing => Ok(()),
+            Needs::Pci => self
+                .pci
+                .get_or_init(|| try_it(vm.disk(&image, "transport=pci")))
+                .clone(),
+            Needs::Qmp => {
+                let socket = format!("unix:{}", directory.path().join("qmp").display());
+                self.qmp
+                    .get_or_init(|| try_it(vm.arguments(&["--qmp", &socket])))
+                    .clone()
+            }
+        }
     }
 }
 
@@ -75,6 +90,7 @@ impl Bench {
 enum Needs {
     Nothing,
     Pci,
+    Qmp,
 }
 
 /// A test.
@@ -97,6 +113,11 @@ impl Test {
         self.needs = Needs::Pci;
         self
     }
+
+    const fn needs_qmp(mut self) -> Test {
+        self.needs = Needs::Qmp;
+        self
+    }
 }
 
 /// Runs all tests that the arguments select. `scratch` is a directory for images.
@@ -106,6 +127,7 @@ pub fn main(scratch: &str) -> ExitCode {
         scratch: scratch.into(),
         pollux: OnceLock::new(),
         pci: OnceLock::new(),
+        qmp: OnceLock::new(),
     });
     let kvm = usable_kvm();
     let tests = [
@@ -127,9 +149,7 @@ fn run(test: &Test, bench: &Bench, kvm: Result<(), String>) -> Result<Completion
     if let Err(why) = kvm {
         return Ok(Completion::ignored_with(why));
     }
-    if test.needs == Needs::Pci
-        && let Err(why) = bench.has_pci()
-    {
+    if let Err(why) = bench.has(test.needs) {
         return Ok(Completion::ignored_with(why));
     }
     (test.run)(bench);
