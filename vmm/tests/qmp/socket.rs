@@ -75,8 +75,15 @@ pub fn stale_is_replaced_and_live_refused() -> Held {
         jobs: "rw=randread runtime=100ms job=short",
         more: &[],
     };
-    let third = Vm::command(dir.path(), &options).spawn().unwrap();
-    let finished = finish(third);
+    // The kernel may take a moment to give up the dead process's ring, and with it the lock on the image.
+    let mut finished = None;
+    wait_for("the image is free", || {
+        let third = finish(Vm::command(dir.path(), &options).spawn().unwrap());
+        let busy = third.stderr.contains("in use by another process");
+        finished = Some(third);
+        !busy
+    });
+    let finished = finished.unwrap();
     assert_eq!(finished.code(), Some(0), "{finished:?}");
     assert!(!socket.exists());
     Ok(())

@@ -24,7 +24,8 @@ pub struct Options<'a> {
 
 /// A running VM.
 pub struct Vm {
-    child: Child,
+    /// There until somebody waits for its end.
+    child: Option<Child>,
     /// Its files; kept until the end.
     pub dir: tempfile::TempDir,
 }
@@ -55,6 +56,7 @@ impl Vm {
         let disk = dir.path().join("d0.img");
         File::create(&disk).unwrap().set_len(DISK_BYTES).unwrap();
         let child = Self::command(dir.path(), options).spawn().unwrap();
+        let child = Some(child);
         Ok(Self { child, dir })
     }
 
@@ -105,17 +107,34 @@ impl Vm {
 
     /// Its process.
     pub fn process(&self) -> rustix::process::Pid {
-        rustix::process::Pid::from_raw(self.child.id().try_into().unwrap()).unwrap()
+        let child = self.child.as_ref().unwrap();
+        rustix::process::Pid::from_child(child)
     }
 
     /// Waits for its end.
-    pub fn finish(self) -> Finished {
-        finish(self.child)
+    pub fn finish(mut self) -> Finished {
+        self.end()
     }
 
-    /// Waits for its end, keeping its files.
-    pub fn finish_keeping(self) -> (Finished, tempfile::TempDir) {
-        (finish(self.child), self.dir)
+    /// Waits for its end, and gives back its files.
+    pub fn finish_keeping(mut self) -> (Finished, tempfile::TempDir) {
+        let finished = self.end();
+        let none = tempfile::tempdir().unwrap();
+        (finished, std::mem::replace(&mut self.dir, none))
+    }
+
+    fn end(&mut self) -> Finished {
+        finish(self.child.take().unwrap())
+    }
+}
+
+impl Drop for Vm {
+    /// A test that fails leaves no VM behind.
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
     }
 }
 
