@@ -178,9 +178,7 @@ impl Machine {
             if let Some(iothread) = iothread {
                 option += &format!(",iothread={iothread}");
             }
-            if *queues != 1 {
-                option += &format!(",queues={queues}");
-            }
+            option += &format!(",queues={queues}");
             command.arg("--disk").arg(option);
         }
         command

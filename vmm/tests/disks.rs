@@ -149,13 +149,73 @@ fn every_monitor_and_engine_serves_a_disk() {
 }
 
 #[test]
+fn disks_work_on_both_transports_side_by_side() {
+    if !has_kvm("disks_work_on_both_transports_side_by_side") {
+        return;
+    }
+    let bench = Bench::new(3);
+    let options = [
+        "--cpus",
+        "2",
+        "--iothread",
+        "io0",
+        "--disk",
+        "@0,iothread=io0,transport=pci,queues=3",
+        "--disk",
+        "@1,iothread=io0,transport=mmio",
+        "--disk",
+        "@2",
+    ];
+    let end = run(&mut bench.command(WRITE_AND_VERIFY, &options));
+    let lines = expect_success(&end);
+    // The guest lists its mmio disks first.
+    let disks = lines[0]["disks"].as_array().unwrap();
+    let seen: Vec<_> = disks
+        .iter()
+        .map(|disk| {
+            (
+                disk["transport"].as_str().unwrap(),
+                disk["queues"].as_u64().unwrap(),
+            )
+        })
+        .collect();
+    assert_eq!(seen, [("mmio", 1), ("pci", 3), ("pci", 2)]);
+}
+
+#[test]
+fn a_hundred_disks_on_pci() {
+    if !has_kvm("a_hundred_disks_on_pci") {
+        return;
+    }
+    let bench = Bench::new(0);
+    let image = |at: usize| bench.dir.path().join(format!("small{at}"));
+    let disks: Vec<String> = (0..100)
+        .map(|at| {
+            std::fs::File::create(image(at))
+                .unwrap()
+                .set_len(65536)
+                .unwrap();
+            format!("{},iothread=io0", image(at).display())
+        })
+        .collect();
+    let mut options = vec!["--iothread", "io0"];
+    for disk in &disks {
+        options.extend(["--disk", disk]);
+    }
+    let job = "disk=all verify=gen:1 bs=4k job=w rw=write job=v rw=verify";
+    let end = run(&mut bench.command(job, &options));
+    let lines = expect_success(&end);
+    assert_eq!(lines[0]["disks"].as_array().unwrap().len(), 100);
+}
+
+#[test]
 fn more_disks_than_interrupts_share_them() {
     if !has_kvm("more_disks_than_interrupts_share_them") {
         return;
     }
     let bench = Bench::new(24);
     let disks: Vec<String> = (0..24)
-        .map(|disk| format!("@{disk},iothread=io0"))
+        .map(|disk| format!("@{disk},iothread=io0,transport=mmio"))
         .collect();
     let mut options = vec!["--iothread", "io0"];
     for disk in &disks {

@@ -21,6 +21,7 @@ pub mod memory_map;
 pub mod msr;
 mod pvh;
 pub mod regs;
+pub mod routing;
 pub mod vcpu;
 pub mod vm;
 mod zero_page;

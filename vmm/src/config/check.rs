@@ -57,8 +57,8 @@ pub fn check(config: &Config) -> Result<(), Error> {
                 ));
             }
         }
-        check_disk(disk).map_err(|problem| Error::new(&place, problem))?;
-        placement::place(disk, queues(disk), &config.iothread)
+        check_disk(disk, config).map_err(|problem| Error::new(&place, problem))?;
+        placement::place(disk, queues(disk, config.cpus), &config.iothread)
             .map_err(|error| Error::new(&place, error.to_string()))?;
     }
     Ok(())
@@ -89,9 +89,17 @@ pub fn disk_ids(disks: &[Disk]) -> Vec<String> {
         .collect()
 }
 
-/// The number of request queues of a disk.
-pub fn queues(disk: &Disk) -> u16 {
-    disk.queues.unwrap_or(1)
+/// The transport of a disk.
+pub fn transport(disk: &Disk) -> Transport {
+    disk.transport.unwrap_or(Transport::Pci)
+}
+
+/// The number of request queues of a disk: one a vCPU where each has an interrupt of its own, else one.
+pub fn queues(disk: &Disk, cpus: u32) -> u16 {
+    disk.queues.unwrap_or_else(|| match transport(disk) {
+        Transport::Pci => u16::try_from(cpus).unwrap_or(1),
+        Transport::Mmio | Transport::Ccw => 1,
+    })
 }
 
 fn check_memory(config: &Config) -> Result<(), Error> {
@@ -168,7 +176,7 @@ pub fn check_iothread(iothread: &IoThread) -> Result<(), String> {
         })
 }
 
-fn check_disk(disk: &Disk) -> Result<(), String> {
+fn check_disk(disk: &Disk, config: &Config) -> Result<(), String> {
     if disk.path.as_os_str().is_empty() {
         return Err("path= is empty; name an image or a block device".to_owned());
     }
@@ -177,27 +185,17 @@ fn check_disk(disk: &Disk) -> Result<(), String> {
     {
         return Err("serial=: not plain ASCII; use letters, digits and punctuation".to_owned());
     }
-    let device = disks::disk_config(disk, String::new());
+    let device = disks::disk_config(disk, String::new(), queues(disk, config.cpus));
     device.validate().map_err(|error| error.to_string())?;
-    not_built(disk)
-}
-
-/// Refuses what the options can say and this version cannot do.
-fn not_built(disk: &Disk) -> Result<(), String> {
-    let missing =
-        |what: &str, remedy: &str| Err(format!("{what}: not available in this version; {remedy}"));
-    match disk.transport {
-        Some(Transport::Pci) => return missing("transport=pci", "use transport=mmio"),
-        Some(Transport::Ccw) => return missing("transport=ccw", "use transport=mmio"),
-        Some(Transport::Mmio) | None => {}
+    if disk.transport == Some(Transport::Ccw) {
+        return Err("transport=ccw: there is none on this processor; use pci or mmio".to_owned());
     }
     for (name, policy) in [("rerror", disk.rerror), ("werror", disk.werror)] {
-        match policy {
-            ErrorPolicy::Stop => return missing(&format!("{name}=stop"), "use report or ignore"),
-            ErrorPolicy::Enospc => {
-                return missing(&format!("{name}=enospc"), "use report or ignore");
-            }
-            ErrorPolicy::Report | ErrorPolicy::Ignore => {}
+        let stops = matches!(policy, ErrorPolicy::Stop | ErrorPolicy::Enospc);
+        if stops && config.qmp.is_none() {
+            return Err(format!(
+                "{name}: a VM that stops for an error is continued by its monitor; add --qmp, or use report or ignore"
+            ));
         }
     }
     Ok(())

@@ -221,7 +221,7 @@ pub struct Disk {
     /// For each of `iothreads`, the queues that it runs.
     #[serde(default)]
     pub vqs: Vec<IndexSet>,
-    /// Number of request queues.
+    /// Number of request queues; default: one a vCPU on pci, one on mmio.
     #[serde(default)]
     pub queues: Option<u16>,
     /// Descriptors in a queue, a power of two.
@@ -257,7 +257,7 @@ pub struct Disk {
     /// What to do when a write fails.
     #[serde(default = "report")]
     pub werror: ErrorPolicy,
-    /// The way to the guest; default: mmio.
+    /// The way to the guest; default: pci.
     #[serde(default)]
     pub transport: Option<Transport>,
     /// Hold a lock on the image, so that no second process writes it.

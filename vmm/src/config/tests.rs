@@ -202,13 +202,10 @@ fn every_mistake_names_option_value_and_remedy() {
             &["iothread=io9", "--iothread id=io9"],
         ),
         (
-            &["--disk", "a,transport=pci"],
-            &["transport=pci", "not available"],
+            &["--disk", "a,transport=ccw"],
+            &["transport=ccw", "use pci or mmio"],
         ),
-        (
-            &["--disk", "a,werror=stop"],
-            &["werror=stop", "not available"],
-        ),
+        (&["--disk", "a,werror=stop"], &["werror", "add --qmp"]),
         (
             &with_io("a,iothread=io0,iothreads=io1"),
             &["given together"],
@@ -270,12 +267,24 @@ fn a_line_break_in_a_value_does_not_break_the_message() {
 }
 
 #[test]
+fn queues_follow_the_vcpus_where_interrupts_are_plenty() {
+    let queues = |disk: &str| {
+        let config = config(&["--cpus", "3", "--disk", disk]).unwrap();
+        check::queues(&config.disk[0], config.cpus)
+    };
+    assert_eq!(queues("a"), 3);
+    assert_eq!(queues("a,transport=pci"), 3);
+    assert_eq!(queues("a,transport=mmio"), 1);
+    assert_eq!(queues("a,queues=2"), 2);
+}
+
+#[test]
 fn queues_are_placed_in_turn_or_as_pinned() {
     let placed = |options: &[&str]| {
         let base = ["--iothread", "io0", "--iothread", "io1", "--disk"];
         let config = config(&[base.as_slice(), options].concat()).unwrap();
         let disk = &config.disk[0];
-        placement::place(disk, check::queues(disk), &config.iothread).unwrap()
+        placement::place(disk, check::queues(disk, config.cpus), &config.iothread).unwrap()
     };
     assert_eq!(placed(&["a"]), [None]);
     assert_eq!(placed(&["a,queues=2,iothread=io1"]), [Some(1), Some(1)]);

@@ -1,8 +1,7 @@
 //! Puts a VM together, in an order in which everything the user may have got wrong is found before anything is made.
 //!
 //! Configuration → /dev/kvm → boot files → memory → kernel and tables in memory → iothreads and disks → the VM and its
-//! devices → console →
-//! vCPU threads, which hold until [`Vm::run`].
+//! devices → console → vCPU threads, which hold until [`Vm::run`].
 
 use std::fs::File;
 use std::sync::Arc;
@@ -19,14 +18,15 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::console::Console;
 use super::control::{self, Control};
-use super::disks::{self, Disks, Slot};
+use super::disks::{self, Buses, Disks, Plan};
 use super::error::Error;
 use super::gate::RunGate;
 use super::lifecycle::Lifecycle;
 use super::memory::{self, GuestMemory};
+use super::mmio::{self, Slot};
 use super::signals::Signals;
 use super::vcpu::{Machine, Vcpus};
-use super::{Vm, iothreads, kvm, power, reset_flag};
+use super::{Vm, iothreads, kvm, pci, power, reset_flag};
 use crate::config::{self, Config};
 use crate::metrics::Writer;
 use crate::qmp::{Listener, Monitor, Server, event};
@@ -47,8 +47,8 @@ pub fn build(config: &Config) -> Result<Vm, Error> {
     let memory = map_memory(config, &cpuid)?;
     reset_flag::arm(&memory)?;
 
-    let slots = Slot::deal(config.disk.len())?;
-    let boot = load(config, cpus, &slots, &files, &memory)?;
+    let plan = Plan::new(config)?;
+    let boot = load(config, cpus, &plan, &files, &memory)?;
     tracing::info!("kernel: {boot}");
 
     let listener = match &config.qmp {
@@ -64,24 +64,24 @@ pub fn build(config: &Config) -> Result<Vm, Error> {
         .collect::<Result<Vec<_>, _>>()?;
     let blocks = disks::open(config, &context.remote(), &iothreads)?;
 
-    let vm = kvm::create_vm(&kvm).map_err(Error::ioctl("KVM_CREATE_VM"))?;
+    let vm = Arc::new(kvm::create_vm(&kvm).map_err(Error::ioctl("KVM_CREATE_VM"))?);
     arch::vm::setup_vm(&vm)?;
     memory::register(&vm, &memory)?;
     let vcpus = (0..cpus)
         .map(|index| create_vcpu(&vm, index, &cpuid, &memory, &boot))
         .collect::<Result<Vec<_>, _>>()?;
 
-    let (mut pio, mut mmio) = (Bus::new(), Bus::new());
-    add_power(&mut pio, &lifecycle, &memory)?;
+    let mut buses = Buses::default();
+    add_power(&mut buses.pio, &lifecycle, &memory)?;
     let power_button = EventFd::new(EFD_NONBLOCK).map_err(Error::system("eventfd"))?;
     vm.register_irqfd(&power_button, layout::POWER_BUTTON_GSI)
         .map_err(Error::ioctl("KVM_IRQFD"))?;
-    let disks = Disks::attach(blocks, &slots, &vm, &mut mmio, &memory)?;
-    let (serial, console) = add_serial(&mut pio, &vm, &config.serial)?;
+    let disks = Disks::attach(blocks, &plan, &vm, &mut buses, &memory)?;
+    let (serial, console) = add_serial(&mut buses.pio, &vm, &config.serial)?;
 
     let machine = Arc::new(Machine {
-        pio,
-        mmio,
+        pio: buses.pio,
+        mmio: buses.mmio,
         memory,
         lifecycle: lifecycle.clone(),
         gate: RunGate::default(),
@@ -164,10 +164,14 @@ fn map_memory(config: &Config, cpuid: &Cpuid) -> Result<GuestMemory, Error> {
 fn load(
     config: &Config,
     cpus: u8,
-    slots: &[Slot],
+    plan: &Plan,
     files: &BootFiles,
     memory: &GuestMemory,
 ) -> Result<arch::Boot, Error> {
+    let slots = plan.mmio();
+    let pci = plan.needs_pci().then(pci::host_bridge);
+    // Linux uses the configuration space only where the memory map has it as reserved.
+    let reserved = pci.iter().map(|pci| pci.ecam_range()).collect();
     let acpi = AcpiConfig {
         cpus,
         serial: vec![SerialPort {
@@ -182,15 +186,15 @@ fn load(
             reset_value: AcpiPower::RESET_VALUE,
         },
         power_button_gsi: Some(layout::POWER_BUTTON_GSI),
-        pci: None,
+        pci,
         i8042: false,
     };
     let rsdp = arch::acpi::write_tables(memory, &acpi)?;
     let boot = BootConfig {
         rsdp: Some(rsdp),
-        reserved: Vec::new(),
+        reserved,
     };
-    let cmdline = cmdline(config, slots);
+    let cmdline = cmdline(config, &slots);
     arch::load_kernel(
         memory,
         &files.kernel,
@@ -206,7 +210,7 @@ fn cmdline(config: &Config, slots: &[Slot]) -> String {
     let cmdline = format!(
         "{} {}{}",
         reset_flag::CMDLINE,
-        disks::cmdline(slots),
+        mmio::cmdline(slots),
         config.cmdline
     );
     cmdline.trim_end().to_owned()

@@ -1,11 +1,8 @@
 //! The disks: opened as the configuration says, each queue on its loop, and put where the guest finds them.
 
-use std::fmt::Write as _;
 use std::sync::Arc;
 
-use arch::acpi::VirtioMmio;
-use arch::layout::{DEVICE_GSI, VIRTIO_MMIO, VIRTIO_MMIO_SIZE_BYTES};
-use devices::bus::{Bus, BusDevice};
+use devices::bus::Bus;
 use devices::virtio::block::{Block, BlockError, BlockHandle, DiskConfig, Placement};
 use devices::virtio::mmio::MmioTransport;
 use iothread::{IoThread, Remote};
@@ -13,21 +10,23 @@ use kvm_ioctls::{IoEventAddress, VmFd};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::memory::GuestMemory;
-use crate::config::{self, Config, check, placement};
-
-/// Offset of the virtio-mmio register of the device status (VIRTIO 1.2, 4.2.2).
-const STATUS_REGISTER: u64 = 0x70;
+use super::mmio::{self, Slot};
+use super::pci::{self, Pci};
+use crate::config::{self, Config, Transport, check, placement};
 
 /// Why there is a disk less than wanted.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// More disks than addresses.
-    #[error("--disk: {given} disks on virtio-mmio, there is room for {most}; give fewer")]
-    TooMany {
-        /// Number given.
-        given: usize,
-        /// Number possible.
-        most: usize,
+    #[error(transparent)]
+    TooMany(#[from] mmio::TooMany),
+    /// PCI.
+    #[error("{place}: {source}")]
+    Pci {
+        /// How the user knows the disk.
+        place: String,
+        /// What is wrong.
+        source: pci::Error,
     },
     /// The disk itself.
     #[error("{place}: {source}")]
@@ -69,7 +68,8 @@ impl Error {
     /// Whether the user asked for a disk that cannot be.
     pub fn is_usage(&self) -> bool {
         match self {
-            Self::TooMany { .. } => true,
+            Self::TooMany(_) => true,
+            Self::Pci { source, .. } => source.is_usage(),
             Self::Disk { source, .. } => {
                 matches!(
                     source,
@@ -81,92 +81,36 @@ impl Error {
     }
 }
 
-/// Where a device on virtio-mmio is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Slot {
-    address: u64,
-    gsi: u32,
-    /// Another device has the same interrupt.
-    shared: bool,
-}
-
-impl Slot {
-    /// Slots for `count` devices. Interrupts are dealt out in turn, so that they are shared only when there are more
-    /// devices than pins.
-    pub fn deal(count: usize) -> Result<Vec<Self>, Error> {
-        let most = ((VIRTIO_MMIO.end - VIRTIO_MMIO.start) / VIRTIO_MMIO_SIZE_BYTES) as usize;
-        if count > most {
-            return Err(Error::TooMany { given: count, most });
-        }
-        let pins = DEVICE_GSI.len();
-        let addresses = (VIRTIO_MMIO.start..).step_by(VIRTIO_MMIO_SIZE_BYTES as usize);
-        let slots = addresses.zip(DEVICE_GSI.cycle()).take(count).enumerate();
-        Ok(slots
-            .map(|(index, (address, gsi))| Self {
-                address,
-                gsi,
-                shared: index + pins < count || index >= pins,
-            })
-            .collect())
-    }
-
-    /// The slot as ACPI announces it.
-    pub fn acpi(&self) -> VirtioMmio {
-        VirtioMmio {
-            // Below 4 GiB, as the layout has it.
-            address: self.address as u32,
-            len_bytes: VIRTIO_MMIO_SIZE_BYTES as u32,
-            gsi: self.gsi,
-            shared: self.shared,
-        }
-    }
-}
-
-/// The slots as Linux takes them on its command line, where it has no ACPI.
-pub fn cmdline(slots: &[Slot]) -> String {
-    slots.iter().fold(String::new(), |mut text, slot| {
-        // Writing to a string cannot fail.
-        let _ = write!(
-            text,
-            "virtio_mmio.device={}K@{:#x}:{} ",
-            VIRTIO_MMIO_SIZE_BYTES >> 10,
-            slot.address,
-            slot.gsi
-        );
-        text
-    })
-}
-
 /// Opens all disks of `config`. Nothing of the guest is touched yet.
 pub fn open(config: &Config, main: &Remote, iothreads: &[IoThread]) -> Result<Vec<Block>, Error> {
     let ids = check::disk_ids(&config.disk);
     let disks = config.disk.iter().zip(ids);
     disks
         .map(|(disk, id)| {
-            let queues = check::queues(disk);
+            let queues = check::queues(disk, config.cpus);
             let homes = placement::place(disk, queues, &config.iothread).unwrap_or_default();
             let homes = homes
                 .into_iter()
                 .map(|home| home.map(|at| iothreads[at].remote().clone()));
-            Block::new(disk_config(disk, id), Placement::new(main, homes)).map_err(|source| {
-                Error::Disk {
+            Block::new(disk_config(disk, id, queues), Placement::new(main, homes)).map_err(
+                |source| Error::Disk {
                     place: check::disk_place(disk),
                     source,
-                }
-            })
+                },
+            )
         })
         .collect()
 }
 
 /// The disk's options as the device takes them.
-pub fn disk_config(disk: &config::Disk, id: String) -> DiskConfig {
+pub fn disk_config(disk: &config::Disk, id: String, queues: u16) -> DiskConfig {
     let mut device = DiskConfig::new(id, &disk.path);
     device.readonly = disk.readonly;
     device.direct = disk.direct;
     device.engine = disk.engine.map(Into::into);
     device.cache = disk.cache.into();
     device.serial = disk.serial.clone().unwrap_or_default();
-    device.queues = check::queues(disk);
+    device.queues = queues;
     device.queue_size = disk.queue_size;
     device.logical_block_size = disk.logical_block_size.unwrap_or(device.logical_block_size);
     device.physical_block_size = disk.physical_block_size;
@@ -177,60 +121,78 @@ pub fn disk_config(disk: &config::Disk, id: String) -> DiskConfig {
     device
 }
 
+/// How each disk is attached, in the order of the configuration.
+pub struct Plan {
+    /// The slot on virtio-mmio; none is PCI.
+    slots: Vec<Option<Slot>>,
+}
+
+impl Plan {
+    /// Deals out what `config`'s disks need.
+    pub fn new(config: &Config) -> Result<Self, Error> {
+        let on_mmio = |disk: &config::Disk| check::transport(disk) == Transport::Mmio;
+        let count = config.disk.iter().filter(|disk| on_mmio(disk)).count();
+        let mut slots = Slot::deal(count)?.into_iter();
+        let slot = |disk| if on_mmio(disk) { slots.next() } else { None };
+        Ok(Self {
+            slots: config.disk.iter().map(slot).collect(),
+        })
+    }
+
+    /// The slots on virtio-mmio.
+    pub fn mmio(&self) -> Vec<Slot> {
+        self.slots.iter().copied().flatten().collect()
+    }
+
+    /// Whether there must be a PCI bus.
+    pub fn needs_pci(&self) -> bool {
+        self.slots.iter().any(Option::is_none)
+    }
+}
+
+/// The address spaces of the machine, while it is put together.
+#[derive(Default)]
+pub struct Buses {
+    /// Port I/O.
+    pub pio: Bus,
+    /// Memory-mapped I/O.
+    pub mmio: Bus,
+}
+
 /// The disks in the machine.
 pub struct Disks {
     handles: Vec<BlockHandle>,
-    transports: Vec<Arc<MmioTransport>>,
 }
 
 impl Disks {
-    /// Puts `blocks` at `slots`: registers on the bus, kicks and interrupts by eventfds in KVM.
+    /// Puts `blocks` where `plan` says: registers on the buses, kicks and interrupts by eventfds in KVM.
     pub fn attach(
         blocks: Vec<Block>,
-        slots: &[Slot],
-        vm: &VmFd,
-        mmio: &mut Bus,
+        plan: &Plan,
+        vm: &Arc<VmFd>,
+        buses: &mut Buses,
         memory: &GuestMemory,
     ) -> Result<Self, Error> {
-        let mut disks = Self {
-            handles: Vec::new(),
-            transports: Vec::new(),
-        };
-        for (block, slot) in blocks.into_iter().zip(slots) {
-            let handle = block.handle();
-            let place = || format!("--disk id={}", handle.id());
-            let failed = |source| Error::EventFd {
-                place: place(),
-                source,
-            };
-            let kvm_failed = |ioctl| {
-                move |(place, source)| Error::Kvm {
-                    place,
-                    ioctl,
-                    source,
+        let handles = blocks.iter().map(Block::handle).collect();
+        let mut pci = plan.needs_pci().then(|| Pci::new(vm.clone()));
+        for (block, slot) in blocks.into_iter().zip(&plan.slots) {
+            let place = format!("--disk id={}", block.handle().id());
+            match (slot, &mut pci) {
+                (Some(slot), _) => {
+                    attach_to_mmio(block, *slot, vm, &mut buses.mmio, memory, &place)?
                 }
-            };
-
-            let irqfd = EventFd::new(EFD_NONBLOCK).map_err(failed)?;
-            vm.register_irqfd(&irqfd, slot.gsi)
-                .map_err(|source| kvm_failed("KVM_IRQFD")((place(), source)))?;
-            let transport =
-                MmioTransport::new(Box::new(block), memory.clone(), irqfd).map_err(failed)?;
-            for queue in transport.queue_eventfds() {
-                let address = IoEventAddress::Mmio(slot.address + queue.offset);
-                vm.register_ioevent(&queue.eventfd, &address, queue.datamatch)
-                    .map_err(|source| kvm_failed("KVM_IOEVENTFD")((place(), source)))?;
+                (None, Some(pci)) => pci
+                    .add(Box::new(block), memory)
+                    .map_err(|source| Error::Pci { place, source })?,
+                (None, None) => unreachable!("a disk without a slot makes a PCI bus necessary"),
             }
-            let transport = Arc::new(transport);
-            mmio.insert(slot.address, MmioTransport::LEN, transport.clone())
-                .map_err(|source| Error::Bus {
-                    place: place(),
-                    source,
-                })?;
-            disks.handles.push(handle);
-            disks.transports.push(transport);
         }
-        Ok(disks)
+        if let Some(pci) = pci {
+            let place = "PCI bus".to_owned();
+            pci.connect(buses)
+                .map_err(|source| Error::Bus { place, source })?;
+        }
+        Ok(Self { handles })
     }
 
     /// The disks, in the order of the configuration.
@@ -240,50 +202,44 @@ impl Disks {
 
     /// Finishes the requests that are under way and stops the disks. The vCPUs have stopped.
     pub fn shut_down(&self) {
-        for transport in &self.transports {
-            // As a driver resets its device, which waits for what is under way.
-            transport.write(STATUS_REGISTER, &0u32.to_le_bytes());
+        for handle in &self.handles {
+            handle.shut_down();
         }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn interrupts_are_shared_only_when_there_are_more_disks_than_pins() {
-        let slots = Slot::deal(18).unwrap();
-        assert!(slots.iter().all(|slot| !slot.shared));
-        let gsis: std::collections::BTreeSet<u32> = slots.iter().map(|slot| slot.gsi).collect();
-        assert_eq!(gsis.len(), 18);
-
-        let slots = Slot::deal(20).unwrap();
-        let shared: Vec<usize> = (0..20).filter(|at| slots[*at].shared).collect();
-        assert_eq!(shared, [0, 1, 18, 19]);
-        for slot in &slots {
-            let same = slots.iter().filter(|other| other.gsi == slot.gsi).count();
-            assert_eq!(slot.shared, same > 1);
+fn attach_to_mmio(
+    block: Block,
+    slot: Slot,
+    vm: &VmFd,
+    mmio: &mut Bus,
+    memory: &GuestMemory,
+    place: &str,
+) -> Result<(), Error> {
+    let no_eventfd = |source| Error::EventFd {
+        place: place.to_owned(),
+        source,
+    };
+    let refused = |ioctl| {
+        move |source| Error::Kvm {
+            place: place.to_owned(),
+            ioctl,
+            source,
         }
+    };
+    let irqfd = EventFd::new(EFD_NONBLOCK).map_err(no_eventfd)?;
+    vm.register_irqfd(&irqfd, slot.gsi)
+        .map_err(refused("KVM_IRQFD"))?;
+    let transport =
+        MmioTransport::new(Box::new(block), memory.clone(), irqfd).map_err(no_eventfd)?;
+    for queue in transport.queue_eventfds() {
+        let address = IoEventAddress::Mmio(slot.address + queue.offset);
+        vm.register_ioevent(&queue.eventfd, &address, queue.datamatch)
+            .map_err(refused("KVM_IOEVENTFD"))?;
     }
-
-    #[test]
-    fn every_slot_has_its_own_address_and_there_is_an_end() {
-        let slots = Slot::deal(256).unwrap();
-        for pair in slots.windows(2) {
-            assert_eq!(pair[1].address - pair[0].address, VIRTIO_MMIO_SIZE_BYTES);
-        }
-        assert!(slots[255].address < VIRTIO_MMIO.end);
-        let error = Slot::deal(257).unwrap_err();
-        assert!(error.to_string().contains("257 disks") && error.is_usage());
-    }
-
-    #[test]
-    fn the_command_line_announces_all() {
-        let text = cmdline(&Slot::deal(2).unwrap());
-        assert_eq!(
-            text,
-            "virtio_mmio.device=4K@0xd0000000:5 virtio_mmio.device=4K@0xd0001000:6 "
-        );
-    }
+    mmio.insert(slot.address, MmioTransport::LEN, Arc::new(transport))
+        .map_err(|source| Error::Bus {
+            place: place.to_owned(),
+            source,
+        })
 }

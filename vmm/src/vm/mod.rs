@@ -11,6 +11,9 @@ pub mod kvm;
 pub mod lifecycle;
 pub mod main_loop;
 pub mod memory;
+pub mod mmio;
+pub mod msi;
+pub mod pci;
 pub mod power;
 pub mod reset_flag;
 pub mod signals;
@@ -55,7 +58,7 @@ pub struct Vm {
     lifecycle: Arc<Lifecycle>,
     print_statistics: bool,
     /// Kept until the vCPUs are gone and the disks are quiet.
-    _vm: VmFd,
+    _vm: Arc<VmFd>,
 }
 
 impl Vm {
