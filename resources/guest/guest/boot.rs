@@ -271,7 +271,7 @@ exception_common:
     mov rax, cr2
     mov qword ptr [{EXCEPTION} + 48], rax
     push {USER_DATA}
-    push offset exception_stack_top
+    push offset exception_stack_top - 8     // as after a call
     push 2
     push {USER_CODE}
     push offset {exception_main}

@@ -37,7 +37,7 @@
 //! | `until` | `others`: run until the jobs beside it that are no I/O have ended; `done` | `done` |
 //! | `hostile` | cases of `hostile/cases.rs`, `a,b` or `all`, on the first of the disks; with `runtime` the device is left in its state for so long; `list` prints their names | |
 //!
-//! For the whole guest: `exit=acpi|debug|reset|triple|halt|panic` with `exit_register=` and
+//! For the whole guest: `exit=acpi|debug|reset|triple|halt|panic|fault` with `exit_register=` and
 //! `exit_value=`, `cpus=` (how many to start, all if absent), `tsc_hz=`, `pci=off|cf8|ecam`, `ecam=`,
 //! and `virtio_mmio.device=SIZE@BASE:IRQ` as Linux has it.
 
@@ -119,6 +119,8 @@ pub enum Exit {
     Triple,
     Halt,
     Panic,
+    /// A page fault, which is reported; then a triple fault.
+    Fault,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -357,7 +359,8 @@ impl<'a> Options<'a> {
                     b"triple" => Exit::Triple,
                     b"halt" => Exit::Halt,
                     b"panic" => Exit::Panic,
-                    _ => return Err("not one of acpi debug reset triple halt panic"),
+                    b"fault" => Exit::Fault,
+                    _ => return Err("not one of acpi debug reset triple halt panic fault"),
                 });
             }
             b"pci" => {

@@ -23,6 +23,8 @@ pub const TESTS: &[Test] = &[
         exit(bench, "exit=triple", 1, "triple fault")
     }),
     Test::new("exit_panic", |bench| exit(bench, "exit=panic", 1, "panic")),
+    Test::new("exit_exception_is_reported", exit_exception_is_reported),
+    Test::new("unknown_option_is_refused", unknown_option_is_refused),
     Test::new(
         "halted_guest_is_idle_and_stops",
         halted_guest_is_idle_and_stops,
@@ -96,6 +98,28 @@ fn exit(bench: &Bench, exit: &str, status: i32, words: &str) {
     let mut vm = Vm::new(bench, &format!("{exit} job=a rw=none")).start();
     vm.wait_for("last line", |line| line["done"] == true);
     vm.end().expect(status, words);
+}
+
+fn exit_exception_is_reported(bench: &Bench) {
+    let end = Vm::new(bench, "exit=fault job=a rw=none").start().end();
+    end.expect(1, "triple fault");
+    let line = end.console.last().map_or("", String::as_str);
+    let report: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
+    assert_eq!(
+        (&report["exception"], &report["cr2"]),
+        (&14.into(), &"0x7ffffffff000".into()),
+        "{line}"
+    );
+}
+
+fn unknown_option_is_refused(bench: &Bench) {
+    let end = Vm::new(bench, "job=a rw=none iodepht=3").start().end();
+    end.expect(0, "");
+    let line = end.console.last().map_or("", String::as_str);
+    assert!(
+        line.contains("unknown option") && line.contains("iodepht=3"),
+        "{line}"
+    );
 }
 
 fn halted_guest_is_idle_and_stops(bench: &Bench) {
