@@ -15,14 +15,14 @@ use devices::virtio::features::{EVENT_IDX, INDIRECT_DESC, VERSION_1};
 use devices::virtio::queue::Queue;
 use iothread::{ContextConfig, IoThread, IoThreadConfig, PollSettings};
 use testing::DriverQueue;
-use vm_memory::{Bytes, GuestAddress};
+use vm_memory::{Address, Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
 
 // What the driver's side in the crate's tests refers to.
 mod queue {
     pub(crate) use devices::virtio::queue::Layout;
 }
-#[allow(dead_code)]
+#[allow(dead_code, clippy::unwrap_used)]
 #[path = "../src/virtio/testing.rs"]
 mod testing;
 
@@ -118,7 +118,7 @@ fn run(case: &Case, requests: u64, bytes: u32, depth: u16) {
             .wrapping_add(1);
         let sector = (random >> 33) % (sectors - 128) / 8 * 8;
         let header = GuestAddress(DATA + u64::from(head) * 0x1_0000 + 0x100);
-        mem.write_obj((u64::from(0u32), sector).1, header.unchecked_add(8))
+        mem.write_obj(sector, header.unchecked_add(8))
             .expect("guest memory");
         driver.offer(head);
     };
@@ -200,5 +200,3 @@ fn main() {
         }
     }
 }
-
-use vm_memory::Address;

@@ -12,8 +12,14 @@ pub(super) mod threads;
 
 use std::os::fd::RawFd;
 
-use iothread::Context;
+use iothread::{CompleterId, Context};
 use libc::iovec;
+
+use self::io_uring::IoUring;
+use self::linux_aio::LinuxAio;
+use self::threads::Threads;
+use super::config::EngineKind;
+use super::disk::Disk;
 
 /// One operation on the image.
 ///
@@ -79,4 +85,46 @@ pub(super) trait Engine {
 
     /// Takes back what was set up in the context.
     fn detach(&mut self, _ctx: &Context) {}
+}
+
+/// The engine of one queue of `size` descriptors: the one asked for, or the best that works.
+///
+/// # Errors
+/// The one asked for is not there.
+pub(super) fn make(
+    ctx: &Context,
+    disk: &Disk,
+    completer: CompleterId,
+    size: u16,
+) -> Result<Box<dyn Engine>, String> {
+    let fd = disk.image.fd();
+    let ring = || Box::new(IoUring::new(ctx, fd, completer));
+    let threads = || match Threads::new(fd) {
+        Ok(engine) => Ok(Box::new(engine)),
+        Err(error) => Err(format!("engine=threads: {error}")),
+    };
+    let engine: Box<dyn Engine> = match disk.config.engine {
+        Some(EngineKind::IoUring) if ctx.has_ring() => ring(),
+        Some(EngineKind::IoUring) => {
+            return Err(format!(
+                "engine=io_uring: there is no io_uring in {}",
+                ctx.remote().name()
+            ));
+        }
+        Some(EngineKind::Native) => match LinuxAio::new(ctx, fd, size) {
+            Ok(engine) => Box::new(engine),
+            Err(error) => return Err(format!("engine=native: {error}")),
+        },
+        Some(EngineKind::Threads) => threads()?,
+        None if ctx.has_ring() => ring(),
+        // Linux AIO is asynchronous for direct I/O only.
+        None if disk.image.direct() => match LinuxAio::new(ctx, fd, size) {
+            Ok(engine) => Box::new(engine),
+            Err(_) => threads()?,
+        },
+        None => threads()?,
+    };
+    #[cfg(test)]
+    let engine = faults::wrap(&disk.config.id, fd, engine);
+    Ok(engine)
 }

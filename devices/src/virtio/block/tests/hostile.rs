@@ -55,7 +55,16 @@ const ATTACKS: [Attack; 9] = [
 
 #[test]
 fn case_10_11_12_a_broken_queue_needs_a_reset_and_the_other_disks_go_on() {
-    let thread = iothread("shared", 32768);
+    attack_all(iothread("shared", 32768));
+}
+
+#[test]
+fn case_12_broken_queues_are_noticed_and_left_alone_while_polling() {
+    // Found by polling, with poll mode on all the time.
+    attack_all(always_polling());
+}
+
+fn attack_all(thread: iothread::IoThread) {
     let other_file = image(1 << 20);
     let mut other = Rig::on(Options::new(other_file.path()), vec![thread]);
     for (what, attack) in ATTACKS {
@@ -209,4 +218,26 @@ fn only_negotiated_features_are_acted_on() {
     assert!(!rig.handle.writeback());
     assert_eq!(rig.handle.stats().syncs, 1);
     let _ = EVENT_IDX;
+}
+
+#[test]
+fn a_sibling_that_is_kicked_while_it_polls_stops_quietly() {
+    let file = image(1 << 20);
+    let options = Options::new(file.path()).with(|d| d.queues = 2);
+    let mut rig = Rig::on(options, vec![always_polling(), always_polling()]);
+    rig.guests[0].write(0, &[1; 512]);
+    rig.guests[1].write(0, &[2; 512]);
+    rig.guests[0].ring.offer(0xffff);
+    let line = rig.line.clone();
+    eventually("broken", || line.needs_reset.load(Ordering::SeqCst));
+    // Nothing is available here: only the kick tells, with poll mode on.
+    rig.guests[1].kick();
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    for thread in &rig.threads {
+        thread.remote().call(|_| ()).unwrap();
+        assert_eq!(thread.panicked(), None);
+    }
+    rig.reset();
+    rig.activate();
+    assert_eq!(rig.guests[1].read(0, 512), [2; 512]);
 }

@@ -114,21 +114,7 @@ fn thirty_two_disks_on_one_iothread() {
 #[test]
 fn kicks_are_suppressed_while_the_iothread_polls() {
     let file = image(1 << 20);
-    // Polls for up to 2 s each time: longer than this driver ever pauses.
-    let thread = iothread::IoThread::start(iothread::IoThreadConfig {
-        id: "always".into(),
-        context: iothread::ContextConfig {
-            policy: iothread::PolicyKind::Always,
-            settings: iothread::PollSettings {
-                poll_max_ns: 2_000_000_000,
-                ..iothread::PollSettings::default()
-            },
-            ..iothread::ContextConfig::default()
-        },
-        ..iothread::IoThreadConfig::default()
-    })
-    .unwrap();
-    let mut rig = Rig::on(Options::new(file.path()), vec![thread]);
+    let mut rig = Rig::on(Options::new(file.path()), vec![always_polling()]);
     // A driver that kicks only when asked to.
     let mut wanted = 0;
     for i in 0..2000u64 {

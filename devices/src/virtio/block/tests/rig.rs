@@ -365,6 +365,23 @@ pub(super) fn iothread(id: &str, poll_max_ns: i64) -> IoThread {
     .unwrap()
 }
 
+/// A thread that polls for up to 2 s each time: longer than a driver here ever pauses.
+pub(super) fn always_polling() -> IoThread {
+    IoThread::start(IoThreadConfig {
+        id: "always".into(),
+        context: ContextConfig {
+            policy: iothread::PolicyKind::Always,
+            settings: PollSettings {
+                poll_max_ns: 2_000_000_000,
+                ..PollSettings::default()
+            },
+            ..ContextConfig::default()
+        },
+        ..IoThreadConfig::default()
+    })
+    .unwrap()
+}
+
 /// A loop device over an image.
 pub(super) struct LoopDevice {
     pub(super) path: std::path::PathBuf,

@@ -4,6 +4,7 @@
 //! used element → one publication and at most one interrupt a batch. All of it runs in the queue's
 //! home thread; other threads reach a worker only by a call into that thread.
 
+mod bounce;
 mod execute;
 
 use std::cell::{Cell, RefCell};
@@ -18,12 +19,9 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::buffer::AlignedBuffer;
 use super::check::{Decision, Shape, check};
-use super::config::EngineKind;
 use super::disk::Disk;
-use super::engine::io_uring::IoUring;
-use super::engine::linux_aio::LinuxAio;
 use super::engine::threads::Threads;
-use super::engine::{Completion, Engine};
+use super::engine::{self, Completion, Engine};
 use super::request::{Free, Parsed, Pending, Rejected, Requests, Status};
 use super::stats::QueueCounters;
 use crate::virtio::device::Interrupt;
@@ -134,41 +132,6 @@ fn with_worker(id: u64, f: impl FnOnce(&Rc<Worker>)) {
     }
 }
 
-fn make_engine(
-    ctx: &Context,
-    disk: &Disk,
-    completer: CompleterId,
-    size: u16,
-) -> Result<Box<dyn Engine>, String> {
-    let fd = disk.image.fd();
-    let ring = || Box::new(IoUring::new(ctx, fd, completer));
-    let threads = || match Threads::new(fd) {
-        Ok(engine) => Ok(Box::new(engine)),
-        Err(error) => Err(format!("engine=threads: {error}")),
-    };
-    Ok(match disk.config.engine {
-        Some(EngineKind::IoUring) if ctx.has_ring() => ring(),
-        Some(EngineKind::IoUring) => {
-            return Err(format!(
-                "engine=io_uring: there is no io_uring in {}",
-                ctx.remote().name()
-            ));
-        }
-        Some(EngineKind::Native) => match LinuxAio::new(ctx, fd, size) {
-            Ok(engine) => Box::new(engine),
-            Err(error) => return Err(format!("engine=native: {error}")),
-        },
-        Some(EngineKind::Threads) => threads()?,
-        None if ctx.has_ring() => ring(),
-        // Linux AIO is asynchronous for direct I/O only.
-        None if disk.image.direct() => match LinuxAio::new(ctx, fd, size) {
-            Ok(engine) => Box::new(engine),
-            Err(_) => threads()?,
-        },
-        None => threads()?,
-    })
-}
-
 /// Starts a worker in the thread of `ctx`; its id.
 ///
 /// # Errors
@@ -185,12 +148,7 @@ pub(super) fn attach(ctx: &Context, setup: Setup) -> Result<u64, (String, Box<Ca
     // hands on to the worker breaks the circle.
     let relay = Rc::new(Relay(RefCell::new(Weak::new())));
     let completer = ctx.register_completer(relay.clone());
-    let engine = match make_engine(ctx, &setup.disk, completer, size) {
-        #[cfg(test)]
-        Ok(engine) => {
-            super::engine::faults::wrap(&setup.disk.config.id, setup.disk.image.fd(), engine)
-        }
-        #[cfg(not(test))]
+    let engine = match engine::make(ctx, &setup.disk, completer, size) {
         Ok(engine) => engine,
         Err(error) => {
             ctx.unregister_completer(completer);
@@ -256,8 +214,8 @@ pub(super) fn resume(ctx: &Context, id: u64) {
     with_worker(id, |worker| worker.resume(ctx));
 }
 
-/// Waits until the worker `id` has no I/O under way. Requests that the driver has made available are done too: their kick
-/// may not have been seen yet, and they would begin after the wait.
+/// Waits until the worker `id` has no I/O under way. Requests that the driver has made available are
+/// done too: their kick may not have been seen yet, and they would begin after the wait.
 pub(super) fn drain(ctx: &Context, id: u64) {
     with_worker(id, |worker| {
         worker.kicked(ctx);
