@@ -55,7 +55,7 @@ const ROUNDS: [[Job; 6]; 3] = [
 
 /// The bytes that a job writes and then verifies.
 fn span(block_bytes: u64) -> u64 {
-    (block_bytes * 256).clamp(128 << 10, 8 << 20)
+    (block_bytes * 128).clamp(64 << 10, 8 << 20)
 }
 
 /// A fio job file for one round.
@@ -158,11 +158,45 @@ pub fn verify(environment: &Environment) -> Outcome {
     Outcome::Held
 }
 
-/// The statistics printed at exit tell of windows, hits and misses on both iothreads.
-fn check_polling(_environment: &Environment, ended: &Finished) {
+/// The statistics printed at the end tell, of both iothreads, that polling windows were opened, and
+/// that some found work and some did not.
+fn check_polling(environment: &Environment, ended: &Finished) {
     for iothread in ["io0", "io1"] {
-        if !ended.messages.contains(iothread) {
+        let title = format!("iothread {iothread}:");
+        let mut lines = ended
+            .messages
+            .lines()
+            .skip_while(|line| !line.starts_with(&title));
+        let polling = lines
+            .nth(1)
+            .and_then(|line| line.trim_start().strip_prefix("polling: "));
+        let Some(polling) = polling else {
             ended.fail(&format!("no polling statistics of {iothread}"));
+        };
+        environment.note(&format!("{iothread}: {polling}"));
+        // The number before a word, or after one.
+        let words: Vec<&str> = polling
+            .split([' ', ',', '(', ')'])
+            .filter(|w| !w.is_empty())
+            .collect();
+        let beside = |name: &str, offset: isize| {
+            let at = words.iter().position(|word| *word == name);
+            let number = at.and_then(|at| words.get(at.checked_add_signed(offset)?));
+            number.and_then(|number| number.parse::<u64>().ok())
+        };
+        let figures = [
+            beside("hits", -1),
+            beside("misses", -1),
+            beside("us", -1),
+            beside("p99", 1),
+        ];
+        if !figures
+            .iter()
+            .all(|figure| figure.is_some_and(|figure| figure > 0))
+        {
+            ended.fail(&format!(
+                "{iothread}: hits, misses, time or window are 0: {polling}"
+            ));
         }
     }
 }

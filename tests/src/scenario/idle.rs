@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::{Environment, Outcome, six_disks, two_iothreads};
-use crate::machine::{Machine, Vmm};
+use crate::machine::{Machine, Running, Vmm};
 
 /// Makes the iothreads poll, then does nothing until a line comes from the console.
 const SCRIPT: &str = r#"
@@ -33,6 +33,33 @@ pub fn idle(environment: &Environment) -> Outcome {
     // What the kernel puts off until after it has started is not idleness yet.
     thread::sleep(Duration::from_secs(5));
 
+    // On a busy host the emulated processor does not always get its share, and what it does not get
+    // looks like use; a thread that spins does so every time.
+    let mut busy = Vec::new();
+    for _attempt in 0..3 {
+        busy = busy_threads(environment, &running);
+        if busy.is_empty() {
+            break;
+        }
+    }
+    assert!(
+        busy.is_empty(),
+        "threads of an idle guest use more than {LIMIT} of a CPU: {busy:?}"
+    );
+
+    running.send("hello guest");
+    let ended = running.finish();
+    ended.assert_success();
+    assert_eq!(
+        ended.value("heard"),
+        "hello guest",
+        "what came in by the console"
+    );
+    Outcome::Held
+}
+
+/// Measures for 20 seconds, and names the threads that used more than [`LIMIT`].
+fn busy_threads(environment: &Environment, running: &Running) -> Vec<String> {
     let before = running.threads();
     let started = Instant::now();
     thread::sleep(Duration::from_secs(20));
@@ -57,18 +84,5 @@ pub fn idle(environment: &Environment) -> Outcome {
             busy.push(thread.name.clone());
         }
     }
-    assert!(
-        busy.is_empty(),
-        "threads of an idle guest use more than {LIMIT} of a CPU: {busy:?}"
-    );
-
-    running.send("hello guest");
-    let ended = running.finish();
-    ended.assert_success();
-    assert_eq!(
-        ended.value("heard"),
-        "hello guest",
-        "what came in by the console"
-    );
-    Outcome::Held
+    busy
 }
