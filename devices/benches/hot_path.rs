@@ -1,6 +1,6 @@
 //! What a request costs the iothread: CPU time, ring enters, interrupts and kicks per request, with
-//! a driver that spins on another CPU. `cargo bench -p devices`; arguments: requests, block size,
-//! depth.
+//! a driver that spins on another CPU. `cargo bench -p devices -- 200000 512 32 io_uring`: requests,
+//! block size, depth, engines.
 //!
 //! Figures of a machine whose CPUs are busy otherwise mean nothing; compare runs that alternate.
 
@@ -187,7 +187,10 @@ fn main() {
     let requests = numbers.first().copied().unwrap_or(200_000);
     let bytes = numbers.get(1).copied().unwrap_or(512) as u32;
     let depth = numbers.get(2).copied().unwrap_or(32) as u16;
-    for engine in [EngineKind::IoUring, EngineKind::Native, EngineKind::Threads] {
+    let named: Vec<EngineKind> = std::env::args().filter_map(|a| a.parse().ok()).collect();
+    let all = [EngineKind::IoUring, EngineKind::Native, EngineKind::Threads];
+    let engines = if named.is_empty() { &all[..] } else { &named };
+    for &engine in engines {
         for direct in [false, true] {
             for poll_max_ns in [0, 32768] {
                 let case = Case {
