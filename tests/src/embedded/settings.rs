@@ -72,7 +72,7 @@ fn disk_moves(bench: &Bench) {
         for round in 0..20 {
             for disk in 0..2 {
                 let iothread = format!("io{}", (disk + round) % 2);
-                let arguments = json!({"id": format!("disk{disk}"), "iothread": iothread});
+                let arguments = json!({"device": format!("disk{disk}"), "iothread": iothread});
                 qmp.execute("blockdev-change-iothread", arguments);
             }
         }
