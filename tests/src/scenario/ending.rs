@@ -81,7 +81,7 @@ value=$(dd if=/dev/cpu/0/msr bs=8 count=1 iflag=skip_bytes skip=$efer status=non
 value=$((value & ~0x800))
 for shift in 0 8 16 24 32 40 48 56; do
     printf "\\$(printf %03o $((value >> shift & 255)))"
-done | dd of=/dev/cpu/0/msr bs=8 count=1 oflag=seek_bytes seek=$efer conv=notrunc status=none
+done | dd of=/dev/cpu/0/msr bs=8 count=1 iflag=fullblock oflag=seek_bytes seek=$efer conv=notrunc status=none
 "#;
 
 pub fn triple_fault(environment: &Environment) -> Outcome {
