@@ -194,43 +194,6 @@ fn a_stopped_process_gives_the_terminal_back_and_takes_it_again() {
 }
 
 #[test]
-fn a_job_in_the_background_leaves_the_terminal_alone_until_it_is_brought_forward() {
-    if !has_kvm("a_job_in_the_background_leaves_the_terminal_alone_until_it_is_brought_forward") {
-        return;
-    }
-    let image = Image::new(&Program::new().print("up").echo());
-    let mut shell = Command::new("bash");
-    shell
-        .args(["--norc", "--noprofile", "--noediting", "-i"])
-        .env("PS1", "prompt ");
-    let mut session = Session::start(&mut shell);
-    let line = format!(
-        "{} --kernel {} &\n",
-        env!("CARGO_BIN_EXE_pollux"),
-        image.path.display()
-    );
-    session.screen.write_all(line.as_bytes()).unwrap();
-    session.expect("up");
-    // The shell has the terminal and its keys.
-    assert!(!session.is_raw());
-    session
-        .screen
-        .write_all(b"echo still $((40 + 2)) here\n")
-        .unwrap();
-    session.expect("still 42 here");
-    assert!(!session.is_raw());
-    session.screen.write_all(b"fg\n").unwrap();
-    session.expect("--kernel");
-    // A first line of input tells the program that the terminal is its own now.
-    session.screen.write_all(b"first\n").unwrap();
-    wait_for("raw mode in the foreground", || session.is_raw());
-    session.screen.write_all(b"now q").unwrap();
-    wait_for("the shell's settings", || !session.is_raw());
-    session.screen.write_all(b"exit\n").unwrap();
-    assert_eq!(finish(session.child).code(), Some(0));
-}
-
-#[test]
 fn a_panic_restores_the_terminal() {
     // The test binary runs itself as the program that panics.
     let mut command = Command::new(std::env::current_exe().unwrap());

@@ -36,7 +36,6 @@ fn config(cpus: u8, disks: u32) -> AcpiConfig {
             reset: 0x602,
             reset_value: 1,
         },
-        panic_port: Some(0x505),
         power_button_gsi: None,
         pci: None,
         i8042: false,

@@ -74,7 +74,6 @@ fn machine(memory_bytes: u64, cpus: u8, model: &str, kernel: &[u8]) -> Machine {
             reset: RESET_PORT,
             reset_value: RESET_VALUE,
         },
-        panic_port: None,
         power_button_gsi: None,
         pci: None,
         i8042: false,

@@ -186,7 +186,6 @@ fn load(
             reset_value: AcpiPower::RESET_VALUE,
         },
         power_button_gsi: Some(layout::POWER_BUTTON_GSI),
-        panic_port: Some(PANIC_PORT),
         pci,
         i8042: false,
     };

@@ -59,9 +59,6 @@ pub enum Input {
     Watch,
     /// Go on, without watching the descriptor until [`Console::offer`] says so.
     Wait,
-    /// Another job has the terminal: go on, and look at new input only, which is that job's until this one is brought to
-    /// the foreground. The shell tells nobody of that.
-    Background,
     /// There will be no more input.
     End,
     /// The user wants to leave.
@@ -119,14 +116,9 @@ impl Console {
         let Some(source) = self.source.as_ref().filter(|_| !self.ended) else {
             return Input::End;
         };
-        if let Some(raw) = &self.raw {
-            if !raw.has_terminal() {
-                // Reading would stop this process.
-                return Input::Background;
-            }
-            if let Err(error) = raw.resume() {
-                tracing::warn!("{error}");
-            }
+        if self.raw.as_ref().is_some_and(|raw| !raw.has_terminal()) {
+            // Reading would stop this process: another job has the terminal.
+            return Input::Wait;
         }
         let mut buffer = [0; 4096];
         let count = match rustix::io::read(source.fd(), &mut buffer) {

@@ -102,8 +102,6 @@ impl Token {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Watch {
     On,
-    /// Only for what is newly typed.
-    News,
     Off,
     /// epoll does not take it (a file): it is always readable.
     Impossible,
@@ -196,7 +194,6 @@ impl Subscriber {
     fn after_input(&mut self, input: Input, ops: &mut EventOps) {
         match input {
             Input::Watch => self.watch_input(ops),
-            Input::Background => self.watch_news(ops),
             Input::Wait | Input::End => self.unwatch_input(ops),
             Input::Leave => self
                 .parts
@@ -206,40 +203,17 @@ impl Subscriber {
     }
 
     fn watch_input(&mut self, ops: &mut EventOps) {
-        let Some(fd) = self.parts.console.input_fd() else {
-            return;
-        };
-        match self.input {
-            Watch::Off => {
-                self.input = match ops.add(events(fd, Token::Input)) {
-                    Ok(()) => Watch::On,
-                    // EPERM: a file, or a device without readiness.
-                    Err(_) => Watch::Impossible,
-                };
-            }
-            Watch::News => self.change_watch(ops, Watch::On, events(fd, Token::Input)),
-            Watch::On | Watch::Impossible => {}
-        }
-    }
-
-    fn watch_news(&mut self, ops: &mut EventOps) {
-        // Once only: each change of the watch reports what is there already.
-        if let (Some(fd), Watch::On) = (self.parts.console.input_fd(), self.input) {
-            let edge = EventSet::IN | EventSet::EDGE_TRIGGERED;
-            let news = Events::with_data_raw(fd, Token::Input as u32, edge);
-            self.change_watch(ops, Watch::News, news);
-        }
-    }
-
-    fn change_watch(&mut self, ops: &mut EventOps, watch: Watch, events: Events) {
-        self.input = watch;
-        if let Err(error) = ops.modify(events) {
-            self.fail(error);
+        if let (Some(fd), Watch::Off) = (self.parts.console.input_fd(), self.input) {
+            self.input = match ops.add(events(fd, Token::Input)) {
+                Ok(()) => Watch::On,
+                // EPERM: a file, or a device without readiness.
+                Err(_) => Watch::Impossible,
+            };
         }
     }
 
     fn unwatch_input(&mut self, ops: &mut EventOps) {
-        if matches!(self.input, Watch::On | Watch::News) {
+        if self.input == Watch::On {
             self.input = Watch::Off;
             if let Some(fd) = self.parts.console.input_fd()
                 && let Err(error) = ops.remove(events(fd, Token::Input))

@@ -50,9 +50,9 @@ impl RawMode {
         Ok(Some(mode))
     }
 
-    /// Raw mode again, after [`RawMode::suspend`] or when the job has come to the foreground.
+    /// Raw mode again, after [`RawMode::suspend`] or when the job comes to the foreground.
     pub fn resume(&self) -> Result<(), Error> {
-        if RAW_FD.load(Ordering::SeqCst) == self.fd || !self.has_terminal() {
+        if !self.has_terminal() {
             return Ok(());
         }
         let fd = self.fd();

@@ -38,9 +38,6 @@ pub(super) fn build(config: &AcpiConfig) -> Sdt {
     if let Some(gsi) = config.power_button_gsi {
         add_power_button(&mut devices, gsi);
     }
-    if let Some(port) = config.panic_port {
-        add_panic_register(&mut devices, port);
-    }
     if let Some(pci) = &config.pci {
         add_pci(&mut devices, pci);
     }
@@ -148,21 +145,6 @@ fn add_power_button(out: &mut Vec<u8>, gsi: u32) {
                     &Equal::new(&Arg(0), &gsi),
                     vec![&Notify::new(&Path::new("PWRB"), &BUTTON_PRESSED)],
                 )],
-            ),
-        ],
-    )
-    .to_aml_bytes(out);
-}
-
-fn add_panic_register(out: &mut Vec<u8>, port: u16) {
-    Device::new(
-        "PEVT".into(),
-        vec![
-            &name("_HID", &"QEMU0001"),
-            &name("_UID", &ZERO),
-            &name(
-                "_CRS",
-                &ResourceTemplate::new(vec![&IO::new(port, port, 1, 1)]),
             ),
         ],
     )

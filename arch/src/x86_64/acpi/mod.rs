@@ -44,9 +44,6 @@ pub struct AcpiConfig {
     pub power: PowerRegisters,
     /// Interrupt (edge triggered) that presses the power button, where there is one.
     pub power_button_gsi: Option<u32>,
-    /// I/O port of the panic register, where there is one: Linux' `pvpanic` driver, which finds it as
-    /// `QEMU0001`, writes there that the kernel panicked.
-    pub panic_port: Option<u16>,
     /// A PCI Express host bridge, where there is one.
     pub pci: Option<PciHostBridge>,
     /// Whether there is an i8042 (keyboard controller) at ports 0x60 and 0x64. Linux then looks for

@@ -28,7 +28,6 @@ fn config(cpus: u8, disks: u32, pci: bool) -> AcpiConfig {
             reset: 0x602,
             reset_value: 1,
         },
-        panic_port: Some(0x505),
         power_button_gsi: Some(23),
         pci: pci.then_some(PciHostBridge {
             ecam: ECAM.start,
@@ -155,7 +154,6 @@ fn dsdt_announces_devices_with_their_resources() {
         b"V000",
         b"V014",
         b"PWRB",
-        b"QEMU0001",
         b"GED_",
         b"_S5_",
     ] {
