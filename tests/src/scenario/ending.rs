@@ -6,7 +6,8 @@ use crate::machine::{Finished, Machine, Vmm};
 
 /// Runs a guest with these words on the kernel's command line that ends by `script`.
 fn end(environment: &Environment, cmdline: &'static str, script: &str) -> Finished {
-    let mut machine = Machine::new(format!("report ending\n{script}\nsleep 1000\n"));
+    // The pause keeps what the kernel says out of the report's line.
+    let mut machine = Machine::new(format!("report ending\nsleep 1\n{script}\nsleep 1000\n"));
     machine.cmdline = cmdline;
     let mut running = environment.start(&machine);
     running.wait_for("ending");
