@@ -89,6 +89,10 @@ fn killed_during_writes(bench: &Bench) {
             flushed = line["flushed"].as_u64().unwrap_or(0);
         }
         let end = vm.kill();
+        // The image can be used at once, though the kernel may still be freeing the killed
+        // process's ring, and with it the lock.
+        let jobs = "job=again rw=randread bs=4k iodepth=8 runtime=20ms";
+        Vm::new(bench, jobs).disk(&image, "").start().good_end();
         let last = end.console.iter().rev().find_map(|line| {
             serde_json::from_str::<serde_json::Value>(line).ok()?["flushed"].as_u64()
         });

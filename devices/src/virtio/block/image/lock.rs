@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
+use std::time::{Duration, Instant};
 
 /// Who holds an image.
 #[derive(Debug, PartialEq, Eq)]
@@ -19,6 +20,35 @@ impl std::fmt::Display for Holder {
             Some((pid, name)) => write!(f, "process {pid} ({name})"),
             None => f.write_str("another process"),
         }
+    }
+}
+
+/// Between two attempts.
+const STEP: Duration = Duration::from_millis(10);
+/// How long a process that is found to hold the image is waited for. It may be about to end, or a
+/// child of the holder that was forked and has not executed its program yet.
+pub(super) const HELD: Duration = Duration::from_millis(300);
+/// How long the image is waited for while no living process holds it. The kernel frees an io_uring
+/// after the end of its process, with the files it uses and their locks: a VM that was killed and
+/// is started again at once meets its own lock.
+const FREED: Duration = Duration::from_secs(2);
+
+/// Like [`lock()`], but waits a moment for a holder to go.
+pub(super) fn lock_patiently(file: &File, readonly: bool) -> io::Result<Result<(), Holder>> {
+    let started = Instant::now();
+    loop {
+        let refused = match lock(file, readonly) {
+            Ok(Err(holder)) => holder,
+            result => return result,
+        };
+        let patience = match refused.process {
+            Some(_) => HELD,
+            None => FREED,
+        };
+        if started.elapsed() >= patience {
+            return Ok(Err(refused));
+        }
+        std::thread::sleep(STEP);
     }
 }
 

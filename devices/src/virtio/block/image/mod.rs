@@ -378,7 +378,7 @@ fn open_direct(
 
 fn take_lock(config: &DiskConfig, file: &File) -> Result<(), ImageError> {
     let path = || shown(&config.path);
-    match lock::lock(file, config.readonly) {
+    match lock::lock_patiently(file, config.readonly) {
         Ok(Ok(())) => Ok(()),
         Ok(Err(holder)) => Err(ImageError::Locked {
             path: path(),

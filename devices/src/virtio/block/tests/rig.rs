@@ -424,13 +424,12 @@ impl Drop for LoopDevice {
 }
 
 /// A disk on an image that nobody uses any more. A child process that another test has just forked
-/// may keep the image's last descriptor, and so its lock, until it executes its program.
+/// may keep the image's last descriptor, and so its lock, until it executes its program: on a busy
+/// machine longer than opening waits.
 pub(super) fn block(config: DiskConfig, placement: Placement) -> Block {
-    for _ in 0..1000 {
+    for _ in 0..100 {
         match Block::new(config.clone(), placement.clone()) {
-            Err(BlockError::Image(image::ImageError::Locked { .. })) => {
-                std::thread::sleep(Duration::from_millis(5));
-            }
+            Err(BlockError::Image(image::ImageError::Locked { .. })) => (),
             result => return result.unwrap(),
         }
     }
