@@ -13,6 +13,7 @@ use io_uring::opcode;
 use io_uring::squeue::Entry;
 
 use crate::context::{COMPLETIONS, Context, State};
+use crate::trace::TraceEvent;
 
 /// Takes the completions of requests that its owner put on the ring.
 pub trait Completer {
@@ -436,5 +437,10 @@ impl State {
         self.list_completions();
         self.mark_active(COMPLETIONS);
         self.note_completion();
+        self.trace(|ctx| TraceEvent::PollDispatch {
+            ctx,
+            node: COMPLETIONS.into(),
+            revents: self.completion_revents(),
+        });
     }
 }

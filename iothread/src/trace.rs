@@ -2,6 +2,8 @@
 
 use std::os::fd::RawFd;
 
+use crate::settings::PollSettings;
+
 /// One event. `ctx` is a number that tells the loops of a process apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -62,6 +64,15 @@ pub enum TraceEvent<'a> {
         /// Its descriptor.
         fd: RawFd,
     },
+    /// A listed handler is about to be dispatched. Ours, not QEMU's.
+    PollDispatch {
+        /// The loop.
+        ctx: u64,
+        /// The handler.
+        node: u64,
+        /// Events of its descriptor; 0: polling found the work.
+        revents: u32,
+    },
     /// What the policy saw of an iteration; enough to replay it. Ours, not QEMU's.
     PollObserve {
         /// The loop.
@@ -73,9 +84,31 @@ pub enum TraceEvent<'a> {
         /// Slots of the listed handlers that were dispatched.
         active: &'a [u32],
     },
+    /// What the policy made of it for one of the active handlers. Ours, not QEMU's.
+    PollHandler {
+        /// The loop.
+        ctx: u64,
+        /// The handler.
+        node: u64,
+        /// Its interval or window from now on, in nanoseconds; 0 where the rule keeps none.
+        ns: i64,
+    },
 }
 
 impl TraceEvent<'_> {
+    /// The names of all events.
+    pub const NAMES: [&'static str; 9] = [
+        "run_poll_handlers_begin",
+        "run_poll_handlers_end",
+        "poll_grow",
+        "poll_shrink",
+        "poll_add",
+        "poll_remove",
+        "poll_dispatch",
+        "poll_observe",
+        "poll_handler",
+    ];
+
     /// The name that selects the event.
     #[must_use]
     pub fn name(&self) -> &'static str {
@@ -86,7 +119,9 @@ impl TraceEvent<'_> {
             TraceEvent::PollShrink { .. } => "poll_shrink",
             TraceEvent::PollAdd { .. } => "poll_add",
             TraceEvent::PollRemove { .. } => "poll_remove",
+            TraceEvent::PollDispatch { .. } => "poll_dispatch",
             TraceEvent::PollObserve { .. } => "poll_observe",
+            TraceEvent::PollHandler { .. } => "poll_handler",
         }
     }
 }
@@ -96,4 +131,16 @@ impl TraceEvent<'_> {
 pub trait TraceSink {
     /// Takes one event.
     fn event(&self, event: &TraceEvent<'_>);
+
+    /// From now on `node` in events is the handler called `name`, which watches `fd`. Told of the
+    /// handlers there are when the sink is set, and of each that is added later.
+    fn handler(&self, node: u64, fd: RawFd, name: &str) {
+        let _ = (node, fd, name);
+    }
+
+    /// The polling settings in effect from now on, as users gave them. Told when the sink is set,
+    /// and at each change; the rule then forgets all intervals.
+    fn settings(&self, settings: &PollSettings) {
+        let _ = settings;
+    }
 }

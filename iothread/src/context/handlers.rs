@@ -11,6 +11,7 @@ use crate::handler::{Armed, EventHandler, HandlerId, Interest, NOT_LISTED, Node,
 use crate::monitor::MonitorKind;
 use crate::sqe::UserData;
 use crate::stats::HandlerSlot;
+use crate::trace::TraceEvent;
 use crate::transfer::MAX_RETRIES;
 
 const READ_EVENTS: u32 = (libc::POLLIN | libc::POLLHUP | libc::POLLERR).cast_unsigned() as u32;
@@ -214,6 +215,9 @@ impl State {
             source,
         })?;
         self.shared.handlers.slot(index).assign(Some(new.name));
+        if self.tracing.get() {
+            self.tell_sink(|sink| sink.handler(index.into(), new.fd, new.name));
+        }
         self.nodes.borrow_mut()[index as usize] = Some(node);
         self.kick_outside();
         Ok(id)
@@ -331,6 +335,11 @@ impl State {
             if node.is_listed() {
                 node.last_dispatch_ns.set(dispatch_ns);
                 self.mark_active(node.index);
+                self.trace(|ctx| TraceEvent::PollDispatch {
+                    ctx,
+                    node: node.index.into(),
+                    revents,
+                });
             }
         }
         if hit && revents == 0 {

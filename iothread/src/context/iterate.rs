@@ -76,6 +76,9 @@ impl State {
         self.window_ns.set(policy.window_ns());
         drop(policy);
         self.publish();
+        if self.tracing.get() {
+            self.tell_sink(|sink| sink.settings(&settings));
+        }
     }
 
     /// See [`Context::poll`]. The numbers are the steps of the design.
@@ -88,6 +91,7 @@ impl State {
         let polling = self.max_ns.get() != 0;
         let active_from = self.active.borrow().len();
         let start_ns = if polling { now_ns() } else { 0 };
+        self.polled.set(false);
         let mut timeout = self.timeout_ns(blocking, start_ns);
         let no_wait = timeout == 0;
 
@@ -110,7 +114,7 @@ impl State {
             let block_ns = (dispatch_ns - start_ns).max(0);
             self.dispatch_ns.set(dispatch_ns);
             counters.block_histogram.add(block_ns.cast_unsigned(), 1);
-            if self.polled.replace(false) {
+            if self.polled.get() {
                 counters.poll_ns.add(block_ns.cast_unsigned());
             }
             (dispatch_ns, block_ns)
@@ -209,13 +213,20 @@ impl State {
         let mut active = self.active.borrow_mut();
         let mut policy = self.policy.borrow_mut();
         let slots = &active[active_from..];
+        policy.observe(&Iteration::new(block_ns, dispatch_ns, slots));
         self.trace(|ctx| TraceEvent::PollObserve {
             ctx,
             block_ns,
             dispatch_ns,
             active: slots,
         });
-        policy.observe(&Iteration::new(block_ns, dispatch_ns, slots));
+        if self.tracing.get() {
+            for &slot in slots {
+                let ns = policy.handler_ns(slot);
+                let node = slot.into();
+                self.trace(|ctx| TraceEvent::PollHandler { ctx, node, ns });
+            }
+        }
         let counters = &self.shared.counters;
         for &slot in slots {
             let ns = policy.handler_ns(slot).cast_unsigned();
@@ -243,6 +254,15 @@ impl State {
         self.shared.handlers.slot(COMPLETIONS).ns.set(ns);
         let window_ns = policy.window_ns().cast_unsigned();
         self.shared.counters.window_ns.set(window_ns);
+    }
+
+    /// What a trace tells of completions: 0 if polling found them.
+    pub(crate) fn completion_revents(&self) -> u32 {
+        if self.polled.get() {
+            0
+        } else {
+            u32::from(libc::POLLIN.cast_unsigned())
+        }
     }
 
     /// A request of ours completed in this iteration.

@@ -344,10 +344,20 @@ impl Context {
         self.0.iterate(self, blocking)
     }
 
-    /// Sends trace events to `sink` from now on; None switches them off.
+    /// Sends trace events to `sink` from now on, after the names and settings that they refer to;
+    /// None switches them off.
     pub fn set_trace_sink(&self, sink: Option<Rc<dyn TraceSink>>) {
+        if let Some(sink) = &sink {
+            self.0.describe_to(&**sink);
+        }
         self.0.tracing.set(sink.is_some());
         *self.0.trace_sink.borrow_mut() = sink;
+    }
+
+    /// The number by which trace events tell this loop from others of the process.
+    #[must_use]
+    pub fn trace_id(&self) -> u64 {
+        self.0.trace_id
     }
 
     /// Ends the loop's dealings with other threads and waits until all requests on the ring have
@@ -379,9 +389,27 @@ impl State {
 
     #[cold]
     fn trace_cold(&self, event: &TraceEvent<'_>) {
+        self.tell_sink(|sink| sink.event(event));
+    }
+
+    #[cold]
+    fn tell_sink(&self, tell: impl FnOnce(&dyn TraceSink)) {
         let sink = self.trace_sink.borrow().clone();
         if let Some(sink) = sink {
-            sink.event(event);
+            tell(&*sink);
+        }
+    }
+
+    /// Handlers and settings, to a sink that has just come.
+    #[cold]
+    fn describe_to(&self, sink: &dyn TraceSink) {
+        sink.settings(&self.shared.settings.load());
+        if let Some(ring) = &self.ring {
+            sink.handler(COMPLETIONS.into(), ring.fd(), "completions");
+        }
+        let nodes = self.nodes.borrow();
+        for node in nodes.iter().flatten().filter(|node| !node.deleted.get()) {
+            sink.handler(node.index.into(), node.fd, &node.name);
         }
     }
 
