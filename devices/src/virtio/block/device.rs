@@ -20,7 +20,7 @@ use super::features as blk;
 use super::image::{Image, ImageError};
 use super::stats::BlockStats;
 use super::worker::{self, Carried, Setup};
-use crate::virtio::device::{ActivateError, Activation, Interrupt, VirtioDevice};
+use crate::virtio::device::{ActivateError, Activation, ActiveQueue, Interrupt, VirtioDevice};
 use crate::virtio::features::{EVENT_IDX, INDIRECT_DESC, VERSION_1};
 
 /// Bytes of `struct virtio_blk_config` up to the write-zeroes fields.
@@ -286,6 +286,82 @@ impl Block {
         })
     }
 
+    /// Starts one queue, where the transport starts and stops queues one by one (vhost-user). The
+    /// first one settles the features until all have been stopped.
+    ///
+    /// # Errors
+    /// The queue does not exist, runs already, or cannot be set up.
+    pub fn start_queue(
+        &mut self,
+        features: u64,
+        queue: ActiveQueue,
+        interrupt: &Arc<dyn Interrupt>,
+    ) -> Result<(), ActivateError> {
+        let inner = &*self.inner;
+        let _step = inner.wait_step();
+        let (home, idle) = {
+            let life = inner.lock();
+            let running = life.active.iter().flat_map(|active| &active.queues);
+            if running.into_iter().any(|r| r.index == queue.index) {
+                return Err(ActivateError(format!("queue {} runs already", queue.index)));
+            }
+            let home = life.placement.homes.get(usize::from(queue.index));
+            (home.cloned(), life.active.is_none())
+        };
+        let home =
+            home.ok_or_else(|| ActivateError(format!("queue {} does not exist", queue.index)))?;
+        if idle {
+            self.settle_cache_mode(features);
+        }
+        let running = inner
+            .start(
+                &home,
+                queue.index,
+                features,
+                interrupt,
+                &queue.notify,
+                Carried::new(queue.queue),
+            )
+            .map_err(|(error, _)| ActivateError(error.to_string()))?;
+        let mut life = inner.lock();
+        let active = life.active.get_or_insert_with(|| Active {
+            features,
+            interrupt: interrupt.clone(),
+            queues: Vec::new(),
+        });
+        active.queues.push(running);
+        Ok(())
+    }
+
+    /// Stops one queue that [`Block::start_queue`] started, when its requests have been answered.
+    /// The next available entry that it would have taken, or none if it did not run.
+    pub fn stop_queue(&mut self, index: u16) -> Option<u16> {
+        let inner = &*self.inner;
+        let _step = inner.wait_step();
+        let running = {
+            let mut life = inner.lock();
+            let active = life.active.as_mut()?;
+            let at = active.queues.iter().position(|r| r.index == index)?;
+            active.queues.swap_remove(at)
+        };
+        let carried = Inner::stop(&running, false);
+        let mut life = inner.lock();
+        if life.active.as_ref().is_some_and(|a| a.queues.is_empty()) {
+            life.active = None;
+            inner.disk.broken.store(false, Ordering::Release);
+        }
+        drop(life);
+        let carried = carried?;
+        Some(carried.next_avail())
+    }
+
+    /// A driver that cannot flush must not need to (section 5.2.6.2).
+    fn settle_cache_mode(&self, features: u64) {
+        if features & blk::CONFIG_WCE == 0 && features & blk::FLUSH == 0 {
+            self.inner.disk.set_writeback(false);
+        }
+    }
+
     /// The VMM's handle to this disk.
     pub fn handle(&self) -> BlockHandle {
         BlockHandle(self.inner.clone())
@@ -433,12 +509,8 @@ impl VirtioDevice for Block {
     fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
         let inner = &*self.inner;
         let _step = inner.wait_step();
-        let disk = &inner.disk;
         let features = activation.features;
-        if features & blk::CONFIG_WCE == 0 && features & blk::FLUSH == 0 {
-            // A driver that cannot flush must not need to (section 5.2.6.2).
-            disk.set_writeback(false);
-        }
+        self.settle_cache_mode(features);
         let homes = inner.lock().placement.homes.clone();
         let mut queues: Vec<Running> = Vec::new();
         for queue in activation.queues {

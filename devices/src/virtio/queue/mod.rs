@@ -9,12 +9,14 @@
 //! which the queue stays silent; the owner reports it by DEVICE_NEEDS_RESET.
 
 mod chain;
+pub mod inflight;
 
 use std::sync::atomic::{AtomicU16, Ordering, fence};
 
 use crate::GuestMemory;
 use crate::virtio::ram::Ram;
 pub use chain::{Chain, Descriptor};
+use inflight::Inflight;
 
 /// The largest queue. A request then has at most 1022 data segments, which with a header and a
 /// status is what one `readv` of the host can take (`UIO_MAXIOV`).
@@ -118,6 +120,8 @@ pub struct Queue {
     avail: *const u8,
     used: *mut u8,
     ram: Ram,
+    /// vhost-user alone: the chains under way, for a successor.
+    inflight: Option<Box<Inflight>>,
 }
 
 // SAFETY: the ring pointers point into the mappings that `ram` keeps alive, and `Queue` is used by
@@ -188,7 +192,30 @@ impl Queue {
             avail,
             used,
             ram,
+            inflight: None,
         })
+    }
+
+    /// Goes on in the used ring where its index stands, which is not where the available ring is if
+    /// a predecessor left chains unanswered.
+    pub fn continue_used(&mut self) {
+        let idx = u16::from_le(self.used_u16(2).load(Ordering::Acquire));
+        self.next_used = idx;
+        self.published = idx;
+        self.signalled = idx;
+    }
+
+    /// Notes every chain in `inflight` from now on. The chains that a predecessor left there are
+    /// taken again first, and the available ring is continued behind them. Before anything was taken.
+    ///
+    /// # Errors
+    /// A record that cannot be this queue's.
+    pub fn track(&mut self, mut inflight: Inflight) -> Result<(), inflight::Error> {
+        let left = inflight.recover(self.published)?;
+        self.next_avail = self.published.wrapping_add(left);
+        self.avail_idx = self.next_avail;
+        self.inflight = Some(Box::new(inflight));
+        Ok(())
     }
 
     /// Takes the queue out, leaving one that is silent for ever.
@@ -209,6 +236,7 @@ impl Queue {
             avail: std::ptr::null(),
             used: std::ptr::null_mut(),
             ram: Ram::new(&GuestMemory::new()),
+            inflight: None,
         };
         std::mem::replace(self, silent)
     }
@@ -273,6 +301,11 @@ impl Queue {
         if self.broken {
             return Ok(None);
         }
+        if let Some(inflight) = &mut self.inflight
+            && let Some(head) = inflight.take_again()
+        {
+            return Ok(Some(head));
+        }
         if self.next_avail == self.avail_idx {
             let idx = self.load_avail_idx();
             let count = idx.wrapping_sub(self.next_avail);
@@ -296,6 +329,9 @@ impl Queue {
                 index: head,
                 len: u32::from(self.size),
             });
+        }
+        if let Some(inflight) = &mut self.inflight {
+            inflight.taken(head);
         }
         self.next_avail = self.next_avail.wrapping_add(1);
         Ok(Some(head))
@@ -322,6 +358,9 @@ impl Queue {
             entry.write_volatile(u32::from(head).to_le());
             entry.add(1).write_volatile(len.to_le());
         }
+        if let Some(inflight) = &mut self.inflight {
+            inflight.used(head);
+        }
         self.next_used = self.next_used.wrapping_add(1);
     }
 
@@ -335,6 +374,9 @@ impl Queue {
         self.used_u16(2)
             .store(self.next_used.to_le(), Ordering::Release);
         self.published = self.next_used;
+        if let Some(inflight) = &mut self.inflight {
+            inflight.published(self.published);
+        }
         self.wants_interrupt()
     }
 

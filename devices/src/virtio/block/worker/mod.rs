@@ -64,6 +64,11 @@ impl Carried {
             parked: Vec::new(),
         }
     }
+
+    /// The next available entry that the queue would take.
+    pub(super) fn next_avail(&self) -> u16 {
+        self.queue.next_avail()
+    }
 }
 
 /// Bounce buffers of one queue: a bounded number, made as they are needed and kept.
