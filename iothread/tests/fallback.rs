@@ -67,7 +67,7 @@ fn auto_takes_the_ring_where_there_is_one() {
 }
 
 #[test]
-fn auto_falls_back_to_epoll_and_says_why() {
+fn case_30_31_auto_falls_back_to_epoll_and_says_why() {
     let _watchdog = Watchdog::new("fallback");
     let Ok(denied) = std::env::var(DENIED) else {
         for (errno, needle) in [
@@ -77,7 +77,10 @@ fn auto_falls_back_to_epoll_and_says_why() {
             (libc::ENOMEM, "RLIMIT_MEMLOCK"),
             (libc::EMFILE, "RLIMIT_NOFILE"),
         ] {
-            let output = in_child("auto_falls_back_to_epoll_and_says_why", &errno.to_string());
+            let output = in_child(
+                "case_30_31_auto_falls_back_to_epoll_and_says_why",
+                &errno.to_string(),
+            );
             let at = output.find("fallback: ").unwrap();
             let line = output[at..].lines().next().unwrap();
             println!("{line}");

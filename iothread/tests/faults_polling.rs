@@ -25,7 +25,7 @@ fn impatient(setup: Setup) -> Context {
 }
 
 #[test]
-fn fault_03_idle_handlers_leave_the_list_and_come_back() {
+fn fault_03_case_27_idle_handlers_leave_the_list_and_come_back() {
     let _watchdog = Watchdog::new("fault 3");
     assert_eq!(ContextConfig::default().idle_ns, 7_000_000_000);
     each_monitor(|setup| {
@@ -192,7 +192,7 @@ impl TraceSink for BlockTimes {
 }
 
 #[test]
-fn fault_09_callbacks_do_not_count_as_waiting() {
+fn fault_09_case_28_callbacks_do_not_count_as_waiting() {
     let _watchdog = Watchdog::new("fault 9");
     const CALLBACK_NS: i64 = 50_000_000;
     each_monitor(|setup| {
@@ -224,7 +224,7 @@ fn fault_09_callbacks_do_not_count_as_waiting() {
 }
 
 #[test]
-fn fault_10_poll_mode_stays_on_while_nothing_is_slept() {
+fn fault_10_case_29_poll_mode_stays_on_while_nothing_is_slept() {
     let _watchdog = Watchdog::new("fault 10");
     each_monitor(|setup| {
         let ctx = context_with(setup, PolicyKind::Always, 1_000_000_000);

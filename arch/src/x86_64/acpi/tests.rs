@@ -145,7 +145,7 @@ fn mcfg_is_there_with_pci_only() {
 }
 
 #[test]
-fn dsdt_announces_devices_with_their_resources() {
+fn case_20_dsdt_announces_devices_with_their_resources() {
     let dsdt = &tables(&build_tables(&config(2, 21, false), BASE))["DSDT"];
     for name in [
         &b"C000"[..],

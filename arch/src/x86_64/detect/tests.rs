@@ -57,7 +57,7 @@ fn foreign_elf_files_are_named_by_machine_and_width() {
 }
 
 #[test]
-fn each_magic_gives_its_own_name() {
+fn case_21_each_magic_gives_its_own_name() {
     for (offset, magic, name, remedy) in MAGICS {
         let text = what(&with(*offset, magic));
         assert!(text.contains(name), "{name}: {text}");

@@ -49,7 +49,7 @@ fn pvh_kernel(code: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn bzimage_is_loaded_where_it_wants_and_described_in_the_zero_page() {
+fn case_21_bzimage_is_loaded_where_it_wants_and_described_in_the_zero_page() {
     let mem = memory(64 * MIB);
     let image = BzImage::default();
     let initrd = vec![0x5a; 5000];
@@ -248,7 +248,7 @@ fn command_line_is_limited_by_the_kernel() {
 }
 
 #[test]
-fn pvh_kernel_gets_start_info_memory_map_and_initrd() {
+fn case_22_pvh_kernel_gets_start_info_memory_map_and_initrd() {
     let mem = memory(64 * MIB);
     // Memory is used a second time: what the file does not fill must be cleared.
     mem.write_slice(&[0xee; 0x4000], GuestAddress(MIB)).unwrap();

@@ -112,7 +112,57 @@ fn thirty_two_disks_on_one_iothread() {
 }
 
 #[test]
-fn kicks_are_suppressed_while_the_iothread_polls() {
+fn case_27_a_hundred_idle_disks_are_not_polled_beside_a_busy_one() {
+    let thread = iothread::IoThread::start(iothread::IoThreadConfig {
+        id: "idle".into(),
+        context: iothread::ContextConfig {
+            policy: iothread::PolicyKind::Always,
+            idle_ns: 1_000_000,
+            settings: iothread::PollSettings {
+                poll_max_ns: 1_000_000,
+                ..iothread::PollSettings::default()
+            },
+            ..iothread::ContextConfig::default()
+        },
+        ..iothread::IoThreadConfig::default()
+    })
+    .unwrap();
+    let files: Vec<_> = (0..101).map(|_| image(1 << 20)).collect();
+    let mut rigs: Vec<Rig> = (0..)
+        .zip(&files)
+        .map(|(i, file): (u32, _)| {
+            let mut options = Options::new(file.path()).engine(EngineKind::IoUring);
+            options.disk.id = format!("d{i}");
+            let home = Placement::single(thread.remote(), 1);
+            Rig::of(block(options.disk, home), options.features, Vec::new())
+        })
+        .collect();
+    let polled = || -> Vec<String> {
+        let handlers = thread.remote().stats().handlers;
+        let polled = handlers.into_iter().filter(|handler| handler.polled);
+        polled.map(|handler| handler.name).collect()
+    };
+    // Each disk was in use once.
+    for rig in &mut rigs {
+        rig.guest().write(0, &pattern(1, 512));
+    }
+    let disks = |names: &[String]| names.iter().filter(|name| name.starts_with('d')).count();
+    eventually("the idle disks leave the list", || {
+        for _ in 0..100 {
+            rigs[0].guest().read(0, 512);
+        }
+        disks(&polled()) <= 1
+    });
+    // They cost nothing now, and are served when they are kicked: each kick is asked for.
+    for rig in &mut rigs[1..] {
+        let ring = &rig.guests[0].ring;
+        assert_eq!(ring.avail_event(), ring.avail_idx, "notifications are on");
+        assert_eq!(rig.guest().read(0, 512), pattern(1, 512));
+    }
+}
+
+#[test]
+fn case_29_kicks_are_suppressed_while_the_iothread_polls() {
     let file = image(1 << 20);
     let mut rig = Rig::on(Options::new(file.path()), vec![always_polling()]);
     // A driver that kicks only when asked to.
