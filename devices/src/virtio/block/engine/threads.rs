@@ -59,7 +59,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Pool {
     fn add(&'static self, jobs: &mut VecDeque<Job>) {
         let mut state = lock(&self.state);
-        let count = jobs.len();
         state.jobs.append(jobs);
         let missing = state.jobs.len().saturating_sub(state.idle);
         for _ in 0..missing.min(MAX_THREADS - state.threads) {
@@ -81,8 +80,10 @@ impl Pool {
             jobs.into_iter().for_each(Job::run);
             return;
         }
+        // One thread, which wakes the next: a batch costs the iothread one system call at most.
+        let wake = state.idle > 0;
         drop(state);
-        for _ in 0..count {
+        if wake {
             self.work.notify_one();
         }
     }
@@ -91,7 +92,11 @@ impl Pool {
         let mut state = lock(&self.state);
         loop {
             if let Some(job) = state.jobs.pop_front() {
+                let wake = state.idle > 0 && !state.jobs.is_empty();
                 drop(state);
+                if wake {
+                    self.work.notify_one();
+                }
                 job.run();
                 state = lock(&self.state);
                 continue;
