@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::context::{Context, State, WeakContext};
 use crate::inbox::Item;
 use crate::remote::Shared;
+use crate::stats::count;
 
 /// Work that another thread hands over.
 pub(crate) enum Job {
@@ -212,7 +213,7 @@ impl State {
                 }
             }
         }
-        self.shared.counters.bottom_halves.add(ran);
+        count(&self.tally.bottom_halves, ran);
         progress
     }
 

@@ -11,6 +11,7 @@ mod notify;
 pub mod policy;
 mod remote;
 mod ring;
+mod sequence;
 mod settings;
 mod sqe;
 pub mod stats;

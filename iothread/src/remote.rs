@@ -177,9 +177,13 @@ impl Remote {
         Ok(())
     }
 
-    /// The loop's numbers at this moment. Takes no lock and does not disturb the loop.
+    /// The loop's numbers: exact in its own thread, else as of the last millisecond or the last
+    /// sleep. Takes no lock and does not disturb the loop.
     #[must_use]
     pub fn stats(&self) -> Stats {
+        if let Some(ctx) = here(&self.shared) {
+            ctx.state().publish();
+        }
         Stats::read(&self.shared.counters, &self.shared.handlers)
     }
 }

@@ -232,13 +232,21 @@ impl Ring {
         }
     }
 
-    /// Queues entries that belong together, ahead of a chain that its owner has not ended yet.
+    /// Queues an entry of the loop itself, ahead of a chain that its owner has not ended yet.
     ///
     /// # Safety
     /// As [`Self::push`].
-    pub(crate) unsafe fn push_whole(&self, entries: &[Entry]) {
+    #[inline]
+    pub(crate) unsafe fn push_own(&self, entry: &Entry) {
+        if self.backlog.borrow().is_empty() {
+            // SAFETY: the caller's promise.
+            let pushed = self.with_sq(|sq| unsafe { sq.push(entry) });
+            if pushed.is_ok() {
+                return;
+            }
+        }
         self.held.set(true);
-        self.backlog.borrow_mut().extend(entries.iter().cloned());
+        self.backlog.borrow_mut().push_back(entry.clone());
         self.drain_backlog();
     }
 

@@ -13,6 +13,7 @@ use io_uring::opcode;
 use io_uring::squeue::Entry;
 
 use crate::context::{COMPLETIONS, Context, State};
+use crate::stats::count;
 use crate::trace::TraceEvent;
 
 /// Takes the completions of requests that its owner put on the ring.
@@ -232,7 +233,7 @@ impl Context {
         let entry = entry.user_data(UserData::completer(completer, token));
         // SAFETY: the caller's promise.
         unsafe { state.ring().push(&entry) };
-        state.shared.counters.submissions.add(1);
+        count(&state.tally.submissions, 1);
         state.kick_outside();
     }
 
@@ -253,7 +254,7 @@ impl Context {
         let id = state.requests.store_once(Box::new(done));
         // SAFETY: the caller's promise.
         unsafe { ring.push(&entry.user_data(UserData::once(id))) };
-        state.shared.counters.submissions.add(1);
+        count(&state.tally.submissions, 1);
         state.kick_outside();
         id
     }
@@ -275,7 +276,7 @@ impl Context {
             let entry = opcode::AsyncCancel::new(target).build();
             let entry = entry.user_data(UserData::IGNORE);
             // SAFETY: ASYNC_CANCEL points nowhere.
-            unsafe { ring.push_whole(&[entry]) };
+            unsafe { ring.push_own(&entry) };
             state.kick_outside();
         }
     }
@@ -401,7 +402,7 @@ impl State {
         }
         self.end_batch(ctx);
         if completed != 0 {
-            self.shared.counters.completions.add(completed);
+            count(&self.tally.completions, completed);
             self.completions_reaped();
         }
         completed != 0

@@ -2,60 +2,38 @@
 //!
 //! Each number is an atomic that only the loop's thread writes, by a load and a store: no
 //! read-modify-write and no lock on its side, and readers never make it wait. Numbers read
-//! together need not belong to the same iteration.
+//! together need not belong to the same iteration. What changes in every iteration is counted in
+//! the loop's own memory and shown once a millisecond and before every sleep.
 
-use std::collections::BTreeMap;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::cell::Cell;
+use std::sync::OnceLock;
 
+use crate::sequence::{Counter, Sequence};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
-
-/// A number with one writer.
-#[derive(Debug)]
-pub(crate) struct Counter(AtomicU64);
-
-impl Counter {
-    fn new() -> Self {
-        Counter(AtomicU64::new(0))
-    }
-
-    #[inline]
-    pub(crate) fn add(&self, n: u64) {
-        self.0.store(
-            self.0.load(Ordering::Relaxed).wrapping_add(n),
-            Ordering::Relaxed,
-        );
-    }
-
-    #[inline]
-    pub(crate) fn set(&self, n: u64) {
-        self.0.store(n, Ordering::Relaxed);
-    }
-
-    pub(crate) fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-}
 
 /// Buckets a power of two is divided into.
 const STEPS: u64 = 4;
 const STEPS_LOG2: u32 = 2;
-/// Values from here on (about 73 minutes in nanoseconds) share the last bucket.
+/// Values from twice this power on (about 146 minutes in nanoseconds) share the last bucket.
 const MAX_LOG2: u32 = 42;
 /// Number of buckets of a [`Histogram`].
-pub const BUCKETS: usize = ((MAX_LOG2 - STEPS_LOG2 + 1) as usize + 1) * STEPS as usize;
+pub const BUCKETS: usize = ((MAX_LOG2 - STEPS_LOG2 + 1) as usize + 1) * STEPS as usize + 1;
 
 /// The bucket of a value: 0, 1, 2, 3 have their own, then four to each power of two.
+///
+/// The conversion to floating point does the work: exponent and first two bits of the fraction, as
+/// one number, count the buckets from 1.0 on (values below 2^52 convert exactly).
 #[inline]
 fn bucket_of(value: u64) -> usize {
+    let value = value.min(1 << (MAX_LOG2 + 1));
     if value < STEPS {
         return value as usize;
     }
-    let log2 = value.ilog2();
-    if log2 > MAX_LOG2 {
-        return BUCKETS - 1;
-    }
-    let step = (value >> (log2 - STEPS_LOG2)) & (STEPS - 1);
-    ((log2 - STEPS_LOG2 + 1) as usize) * STEPS as usize + step as usize
+    #[allow(clippy::cast_precision_loss)]
+    let bits = (value.cast_signed() as f64).to_bits() >> (f64::MANTISSA_DIGITS - 1 - STEPS_LOG2);
+    // The first bucket of the values from 4 on is number 4.
+    const BIAS: u64 = ((1023 + STEPS_LOG2 as u64) << STEPS_LOG2) - STEPS;
+    (bits - BIAS) as usize
 }
 
 /// The smallest value of a bucket.
@@ -75,7 +53,7 @@ pub(crate) struct LiveHistogram(Box<[Counter; BUCKETS]>);
 
 impl LiveHistogram {
     fn new() -> Self {
-        LiveHistogram(Box::new(std::array::from_fn(|_| Counter::new())))
+        LiveHistogram(Box::new(std::array::from_fn(|_| Counter::default())))
     }
 
     #[inline]
@@ -144,23 +122,73 @@ impl Histogram {
     }
 }
 
+/// What the loop counts for itself, in memory of its own: one instruction each. Other threads see
+/// it as of the last [`Tally::publish`].
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    pub(crate) iterations: Cell<u64>,
+    pub(crate) poll_hits: Cell<u64>,
+    pub(crate) poll_misses: Cell<u64>,
+    pub(crate) poll_ns: Cell<u64>,
+    pub(crate) vain_ns: Cell<u64>,
+    pub(crate) blocks: Cell<u64>,
+    pub(crate) completions: Cell<u64>,
+    pub(crate) submissions: Cell<u64>,
+    pub(crate) enters: Cell<u64>,
+    pub(crate) bottom_halves: Cell<u64>,
+    pub(crate) timers: Cell<u64>,
+    pub(crate) errors: Cell<u64>,
+}
+
+/// Adds to a number of a [`Tally`].
+#[inline]
+pub(crate) fn count(cell: &Cell<u64>, n: u64) {
+    #[cfg(not(iothread_no_stats))]
+    cell.set(cell.get().wrapping_add(n));
+    #[cfg(iothread_no_stats)]
+    let _ = (cell, n);
+}
+
+impl Tally {
+    /// Shows the numbers to other threads.
+    pub(crate) fn publish(&self, counters: &LoopCounters) {
+        let pairs = [
+            (&self.iterations, &counters.iterations),
+            (&self.poll_hits, &counters.poll_hits),
+            (&self.poll_misses, &counters.poll_misses),
+            (&self.poll_ns, &counters.poll_ns),
+            (&self.vain_ns, &counters.vain_ns),
+            (&self.blocks, &counters.blocks),
+            (&self.completions, &counters.completions),
+            (&self.submissions, &counters.submissions),
+            (&self.enters, &counters.enters),
+            (&self.bottom_halves, &counters.bottom_halves),
+            (&self.timers, &counters.timers),
+            (&self.errors, &counters.errors),
+        ];
+        for (own, shared) in pairs {
+            shared.set(own.get());
+        }
+    }
+}
+
 /// Counters of the loop itself.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct LoopCounters {
-    pub(crate) iterations: Counter,
-    pub(crate) poll_hits: Counter,
-    pub(crate) poll_misses: Counter,
-    pub(crate) poll_ns: Counter,
-    pub(crate) vain_ns: Counter,
+    iterations: Counter,
+    poll_hits: Counter,
+    poll_misses: Counter,
+    poll_ns: Counter,
+    vain_ns: Counter,
+    blocks: Counter,
+    completions: Counter,
+    submissions: Counter,
+    enters: Counter,
+    bottom_halves: Counter,
+    timers: Counter,
+    errors: Counter,
     pub(crate) window_ns: Counter,
-    pub(crate) blocks: Counter,
-    pub(crate) completions: Counter,
-    pub(crate) submissions: Counter,
-    pub(crate) enters: Counter,
-    pub(crate) bottom_halves: Counter,
-    pub(crate) timers: Counter,
-    pub(crate) errors: Counter,
     pub(crate) block_histogram: LiveHistogram,
     pub(crate) window_histogram: LiveHistogram,
     /// Written by the threads that kick, not by the loop.
@@ -170,19 +198,19 @@ pub(crate) struct LoopCounters {
 impl LoopCounters {
     pub(crate) fn new() -> Self {
         LoopCounters {
-            iterations: Counter::new(),
-            poll_hits: Counter::new(),
-            poll_misses: Counter::new(),
-            poll_ns: Counter::new(),
-            vain_ns: Counter::new(),
-            window_ns: Counter::new(),
-            blocks: Counter::new(),
-            completions: Counter::new(),
-            submissions: Counter::new(),
-            enters: Counter::new(),
-            bottom_halves: Counter::new(),
-            timers: Counter::new(),
-            errors: Counter::new(),
+            iterations: Counter::default(),
+            poll_hits: Counter::default(),
+            poll_misses: Counter::default(),
+            poll_ns: Counter::default(),
+            vain_ns: Counter::default(),
+            blocks: Counter::default(),
+            completions: Counter::default(),
+            submissions: Counter::default(),
+            enters: Counter::default(),
+            bottom_halves: Counter::default(),
+            timers: Counter::default(),
+            errors: Counter::default(),
+            window_ns: Counter::default(),
             block_histogram: LiveHistogram::new(),
             window_histogram: LiveHistogram::new(),
             wakeups: AtomicU64::new(0),
@@ -194,12 +222,11 @@ impl LoopCounters {
 const NAME_BYTES: usize = 48;
 const NAME_WORDS: usize = NAME_BYTES / 8;
 
-/// What is counted for one handler. The name is guarded by a sequence number, because a slot is
-/// used again when its handler has gone.
-#[derive(Debug)]
+/// What is counted for one handler. A slot is used again when its handler has gone: name and
+/// counts change together.
+#[derive(Debug, Default)]
 pub struct HandlerCounters {
-    /// Odd while the name changes; 0 and every second even number after a removal mean "unused".
-    sequence: AtomicU32,
+    sequence: Sequence,
     live: AtomicU32,
     name_len: AtomicU32,
     name: [AtomicU64; NAME_WORDS],
@@ -209,36 +236,9 @@ pub struct HandlerCounters {
     pub(crate) polled: Counter,
 }
 
-impl Default for HandlerCounters {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl HandlerCounters {
-    /// An unused slot.
-    #[must_use]
-    pub fn new() -> Self {
-        HandlerCounters {
-            sequence: AtomicU32::new(0),
-            live: AtomicU32::new(0),
-            name_len: AtomicU32::new(0),
-            name: std::array::from_fn(|_| AtomicU64::new(0)),
-            events: Counter::new(),
-            hits: Counter::new(),
-            ns: Counter::new(),
-            polled: Counter::new(),
-        }
-    }
-
     /// The loop: the slot serves a handler of this name from now on, or none.
     pub fn assign(&self, name: Option<&str>) {
-        let sequence = self.sequence.load(Ordering::Relaxed);
-        // The stores below may not be seen before the odd number (Release fence by AcqRel swap
-        // order: a reader that sees one of them, through its Acquire fence, sees this too).
-        self.sequence
-            .store(sequence.wrapping_add(1), Ordering::Relaxed);
-        crate::sync::fence(Ordering::Release);
         let text = name.unwrap_or("");
         let mut len = text.len().min(NAME_BYTES);
         while !text.is_char_boundary(len) {
@@ -246,57 +246,43 @@ impl HandlerCounters {
         }
         let mut bytes = [0; NAME_BYTES];
         bytes[..len].copy_from_slice(&text.as_bytes()[..len]);
-        for (word, chunk) in self.name.iter().zip(bytes.chunks_exact(8)) {
-            let chunk: [u8; 8] = chunk.try_into().unwrap_or_default();
-            word.store(u64::from_le_bytes(chunk), Ordering::Relaxed);
-        }
-        // At most NAME_BYTES.
-        self.name_len
-            .store(u32::try_from(len).unwrap_or(0), Ordering::Relaxed);
-        self.live
-            .store(u32::from(name.is_some()), Ordering::Relaxed);
-        for counter in [&self.events, &self.hits, &self.ns, &self.polled] {
-            counter.set(0);
-        }
-        // Release: the even number comes with all of the above.
-        self.sequence
-            .store(sequence.wrapping_add(2), Ordering::Release);
+        self.sequence.change(|| {
+            for (word, chunk) in self.name.iter().zip(bytes.chunks_exact(8)) {
+                let chunk: [u8; 8] = chunk.try_into().unwrap_or_default();
+                word.store(u64::from_le_bytes(chunk), Ordering::Relaxed);
+            }
+            // At most NAME_BYTES.
+            let len = u32::try_from(len).unwrap_or(0);
+            self.name_len.store(len, Ordering::Relaxed);
+            let live = u32::from(name.is_some());
+            self.live.store(live, Ordering::Relaxed);
+            for counter in [&self.events, &self.hits, &self.ns, &self.polled] {
+                counter.set(0);
+            }
+        });
     }
 
     /// Any thread: what the slot holds, if it serves a handler.
     pub fn read(&self) -> Option<HandlerStats> {
-        loop {
-            let before = self.sequence.load(Ordering::Acquire);
-            if before & 1 == 0 {
-                let live = self.live.load(Ordering::Relaxed) != 0;
-                let len = self.name_len.load(Ordering::Relaxed) as usize;
-                let mut bytes = [0; NAME_BYTES];
-                for (chunk, word) in bytes.chunks_exact_mut(8).zip(&self.name) {
-                    chunk.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes());
-                }
-                let stats = HandlerStats {
-                    name: String::new(),
-                    events: self.events.get(),
-                    poll_hits: self.hits.get(),
-                    ns: self.ns.get(),
-                    polled: self.polled.get() != 0,
-                };
-                // Acquire fence: if any load above saw a newer assignment, the load below sees
-                // its number.
-                crate::sync::fence(Ordering::Acquire);
-                if self.sequence.load(Ordering::Relaxed) == before {
-                    let name = String::from_utf8_lossy(&bytes[..len.min(NAME_BYTES)]);
-                    return live.then(|| HandlerStats {
-                        name: name.into_owned(),
-                        ..stats
-                    });
-                }
+        let (live, len, bytes, stats) = self.sequence.read(|| {
+            let mut bytes = [0; NAME_BYTES];
+            for (chunk, word) in bytes.chunks_exact_mut(8).zip(&self.name) {
+                chunk.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes());
             }
-            #[cfg(loom)]
-            loom::thread::yield_now();
-            #[cfg(not(loom))]
-            std::hint::spin_loop();
-        }
+            let stats = HandlerStats {
+                name: String::new(),
+                events: self.events.get(),
+                poll_hits: self.hits.get(),
+                ns: self.ns.get(),
+                polled: self.polled.get() != 0,
+            };
+            let len = self.name_len.load(Ordering::Relaxed) as usize;
+            (self.live.load(Ordering::Relaxed) != 0, len, bytes, stats)
+        });
+        live.then(|| HandlerStats {
+            name: String::from_utf8_lossy(&bytes[..len.min(NAME_BYTES)]).into_owned(),
+            ..stats
+        })
     }
 }
 
@@ -305,63 +291,110 @@ const FIRST_CHUNK_LOG2: u32 = 6;
 const CHUNKS: usize = 20;
 
 /// Most names of removed handlers whose counts are kept.
-const DEPARTED: usize = 4096;
+const DEPARTED: u32 = 4096;
 
-/// The slots of all handlers. Chunks are added and never moved, so readers need no lock on them.
+/// Numbered places that are made when needed and never moved, so that readers need no lock.
+#[derive(Debug)]
+struct Chunks<T>([OnceLock<Box<[T]>>; CHUNKS]);
+
+impl<T: Default> Chunks<T> {
+    fn new() -> Self {
+        Chunks(std::array::from_fn(|_| OnceLock::new()))
+    }
+
+    /// The place `index`, made if need be.
+    fn at(&self, index: u32) -> &T {
+        let place = index + (1 << FIRST_CHUNK_LOG2);
+        let chunk = place.ilog2() - FIRST_CHUNK_LOG2;
+        let size = 1u32 << (chunk + FIRST_CHUNK_LOG2);
+        let slots =
+            self.0[chunk as usize].get_or_init(|| (0..size).map(|_| T::default()).collect());
+        &slots[(place - size) as usize]
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &T> {
+        self.0.iter().filter_map(OnceLock::get).flatten()
+    }
+}
+
+/// What handlers of one name did that have been removed.
+#[derive(Debug)]
+struct Departed {
+    name: String,
+    events: Counter,
+    hits: Counter,
+}
+
+/// The slots of all handlers.
 #[derive(Debug)]
 pub(crate) struct HandlerTable {
-    chunks: [OnceLock<Box<[HandlerCounters]>>; CHUNKS],
+    slots: Chunks<HandlerCounters>,
     /// Events and poll hits of removed handlers, by name: a disk whose driver resets it, or that
-    /// moves, does not lose what it has done. Locked only when a handler is removed, and to read.
-    departed: Mutex<BTreeMap<String, (u64, u64)>>,
+    /// moves, does not lose what it has done. Written by the loop's thread only.
+    departed: Chunks<OnceLock<Departed>>,
 }
 
 impl HandlerTable {
     pub(crate) fn new() -> Self {
         HandlerTable {
-            chunks: std::array::from_fn(|_| OnceLock::new()),
-            departed: Mutex::default(),
+            slots: Chunks::new(),
+            departed: Chunks::new(),
         }
     }
 
-    /// The handler of slot `index` is gone; its counts stay under its name.
+    /// The loop: the handler of slot `index` is gone; its counts stay under its name.
     pub(crate) fn retire(&self, index: u32) {
         let slot = self.slot(index);
-        if let Some(last) = slot.read().filter(|last| last.events != 0) {
-            let mut departed = self.departed.lock().unwrap_or_else(PoisonError::into_inner);
-            if departed.len() < DEPARTED || departed.contains_key(&last.name) {
-                let (events, hits) = departed.entry(last.name).or_default();
-                *events += last.events;
-                *hits += last.poll_hits;
-            }
+        if let Some(last) = slot.read().filter(|last| last.events != 0)
+            && let Some(departed) = self.departed(last.name)
+        {
+            departed.events.add(last.events);
+            departed.hits.add(last.poll_hits);
         }
         slot.assign(None);
     }
 
+    /// The place of a name, a new one if it has none; None when all are taken.
+    fn departed(&self, name: String) -> Option<&Departed> {
+        for index in 0..DEPARTED {
+            let place = self.departed.at(index);
+            match place.get() {
+                Some(departed) if departed.name != name => {}
+                Some(departed) => return Some(departed),
+                None => {
+                    return Some(place.get_or_init(|| Departed {
+                        name,
+                        events: Counter::default(),
+                        hits: Counter::default(),
+                    }));
+                }
+            }
+        }
+        None
+    }
+
     /// The slot of handler `index`, made if need be.
     pub(crate) fn slot(&self, index: u32) -> &HandlerCounters {
-        let place = index + (1 << FIRST_CHUNK_LOG2);
-        let chunk = place.ilog2() - FIRST_CHUNK_LOG2;
-        let size = 1u32 << (chunk + FIRST_CHUNK_LOG2);
-        let slots = self.chunks[chunk as usize]
-            .get_or_init(|| (0..size).map(|_| HandlerCounters::new()).collect());
-        &slots[(place - size) as usize]
+        self.slots.at(index)
     }
 
     fn read(&self) -> Vec<HandlerStats> {
-        let slots = self.chunks.iter().filter_map(OnceLock::get).flatten();
-        let mut handlers: Vec<_> = slots.filter_map(HandlerCounters::read).collect();
-        let departed = self.departed.lock().unwrap_or_else(PoisonError::into_inner);
-        for (name, (events, poll_hits)) in departed.iter() {
-            match handlers.iter_mut().find(|handler| handler.name == *name) {
+        let mut handlers: Vec<_> = self
+            .slots
+            .iter()
+            .filter_map(HandlerCounters::read)
+            .collect();
+        for departed in self.departed.iter().map_while(OnceLock::get) {
+            let (events, poll_hits) = (departed.events.get(), departed.hits.get());
+            match handlers.iter_mut().find(|h| h.name == departed.name) {
                 Some(handler) => {
                     handler.events += events;
                     handler.poll_hits += poll_hits;
                 }
                 None => handlers.push(HandlerStats {
-                    name: name.clone(),
-                    events: *events,
-                    poll_hits: *poll_hits,
+                    name: departed.name.clone(),
+                    events,
+                    poll_hits,
                     ns: 0,
                     polled: false,
                 }),
@@ -474,7 +507,7 @@ impl Stats {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -488,6 +521,7 @@ mod tests {
             assert!(next - start <= (start / 4).max(1), "{start}..{next}");
         }
         assert_eq!(bucket_of(u64::MAX), BUCKETS - 1);
+        assert_eq!(bucket_start(BUCKETS - 1), 1 << (MAX_LOG2 + 1));
     }
 
     #[test]
@@ -538,7 +572,7 @@ mod tests {
 
     #[test]
     fn long_names_are_cut_at_a_character() {
-        let counters = HandlerCounters::new();
+        let counters = HandlerCounters::default();
         counters.assign(Some(&"ü".repeat(40)));
         assert_eq!(counters.read().unwrap().name, "ü".repeat(24));
     }

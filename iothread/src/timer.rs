@@ -6,6 +6,7 @@ use std::rc::Rc;
 
 use crate::clock::now_ns;
 use crate::context::{Context, State, WeakContext};
+use crate::stats::count;
 
 struct Inner {
     /// Where it stands in the list; meaningful while armed.
@@ -102,7 +103,7 @@ impl State {
             fired += 1;
             (timer.callback)(ctx);
         }
-        self.shared.counters.timers.add(fired);
+        count(&self.tally.timers, fired);
         fired != 0
     }
 }

@@ -74,6 +74,68 @@ fn fault_03_case_27_idle_handlers_leave_the_list_and_come_back() {
 }
 
 #[test]
+fn fault_03_idle_handlers_that_are_still_listed_are_asked_in_turns() {
+    let _watchdog = Watchdog::new("fault 3, turns");
+    const IDLE: usize = 200;
+    each_monitor(|setup| {
+        let ctx = context_with(setup, PolicyKind::Always, 300_000);
+        let handlers: Vec<_> = (0..=IDLE)
+            .map(|n| {
+                let handler = Counting::new();
+                let (fd, id) = add_polled(&ctx, &format!("disk {n}"), &handler);
+                (handler, fd, id)
+            })
+            .collect();
+        for (handler, fd, _) in &handlers {
+            signal(fd);
+            run_until(&ctx, || handler.readable.get() == 1);
+        }
+        let (busy, busy_fd, _) = &handlers[0];
+        let busy_rounds = |rounds: u32| {
+            for _ in 0..rounds {
+                let before = busy.poll_ready.get() + busy.readable.get();
+                busy.add_work(busy_fd);
+                run_until(&ctx, || {
+                    busy.poll_ready.get() + busy.readable.get() > before
+                });
+            }
+        };
+        let asked = || {
+            handlers[1..]
+                .iter()
+                .map(|(h, _, _)| h.polls.get())
+                .sum::<u64>()
+        };
+        // Until they have rested for a millisecond.
+        let start_ns = now_ns();
+        loop {
+            let (before, iterations) = (asked(), ctx.remote().stats().iterations);
+            busy_rounds(64);
+            let iterations = ctx.remote().stats().iterations - iterations;
+            let every_time = iterations * IDLE as u64;
+            if (asked() - before) * 3 < every_time {
+                break;
+            }
+            assert!(
+                now_ns() - start_ns < 20_000_000_000,
+                "{setup}: asked every time"
+            );
+        }
+        // All take turns, also beside one that always has work, and also after some have gone.
+        for (n, (handler, fd, id)) in handlers.iter().enumerate().skip(1) {
+            let before = handler.poll_ready.get() + handler.readable.get();
+            handler.add_work(fd);
+            busy_rounds(16);
+            let after = handler.poll_ready.get() + handler.readable.get();
+            assert_eq!(after, before + 1, "{setup}: {n} waits for its turn");
+            if n % 3 == 0 {
+                ctx.remove_handler(*id);
+            }
+        }
+    });
+}
+
+#[test]
 fn fault_03_work_that_came_before_notifications_are_on_again_is_found() {
     let _watchdog = Watchdog::new("fault 3, last look");
     each_monitor(|setup| {

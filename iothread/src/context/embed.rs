@@ -107,6 +107,7 @@ impl State {
         if self.leave_poll_mode() {
             timeout = 0;
         }
+        self.publish_before_sleep();
         self.outside.asleep.set(true);
         if self.shared.notify.sleep_outside(true) {
             timeout = 0;

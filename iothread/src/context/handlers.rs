@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::handler::{Armed, EventHandler, HandlerId, Interest, NOT_LISTED, Node, Polling};
 use crate::monitor::MonitorKind;
 use crate::sqe::UserData;
-use crate::stats::HandlerSlot;
+use crate::stats::{HandlerSlot, count};
 use crate::trace::TraceEvent;
 use crate::transfer::MAX_RETRIES;
 
@@ -322,7 +322,7 @@ impl State {
         let counters = node.stats.get();
         counters.events.add(1);
         if errno != 0 {
-            self.shared.counters.errors.add(1);
+            count(&self.tally.errors, 1);
             let error = io::Error::from_raw_os_error(errno);
             tracing::warn!(handler = node.name, fd = node.fd, %error, "watch failed");
             handler.on_error(ctx, &error);
@@ -333,7 +333,7 @@ impl State {
                 self.list(node, revents);
             }
             if node.is_listed() {
-                node.last_dispatch_ns.set(dispatch_ns);
+                self.note_work(node, dispatch_ns);
                 self.mark_active(node.index);
                 self.trace(|ctx| TraceEvent::PollDispatch {
                     ctx,

@@ -2,7 +2,8 @@
 
 use super::{COMPLETIONS, Context, State};
 use crate::clock::{now_ns, soonest};
-use crate::policy::Iteration;
+use crate::policy::{Iteration, Policy};
+use crate::stats::count;
 use crate::trace::TraceEvent;
 
 /// How long the loop sleeps when only idle bottom halves are scheduled.
@@ -10,8 +11,10 @@ const IDLE_BOTTOM_HALF_NS: i64 = 10_000_000;
 /// Iterations without a system call after which epoll and ppoll are asked nevertheless: polling
 /// that succeeds again and again would keep unlisted descriptors from being seen.
 const MAX_UNSCANNED: u32 = 32;
-/// Iterations after which the intervals of inactive handlers are published.
-const PUBLISH_EVERY: u64 = 256;
+/// How often statistics are shown to other threads while the loop does not sleep.
+const PUBLISH_NS: i64 = 1_000_000;
+/// The same, in iterations, where the clock is not read.
+const PUBLISH_ITERATIONS: u64 = 64;
 
 /// Counts nested iterations, also when a callback panics.
 struct Depth<'a>(&'a State);
@@ -70,6 +73,7 @@ impl State {
     fn reload_settings(&self, generation: u32) {
         self.settings_seen.set(generation);
         let settings = self.shared.settings.load();
+        self.publish();
         self.max_ns.set(settings.poll_max_ns);
         let mut policy = self.policy.borrow_mut();
         policy.reset(&settings);
@@ -107,15 +111,16 @@ impl State {
         self.wait(timeout, no_wait);
         self.shared.notify.take();
 
-        let counters = &self.shared.counters;
-        counters.iterations.add(1);
+        let tally = &self.tally;
+        count(&tally.iterations, 1);
         let (dispatch_ns, block_ns) = if polling {
             let dispatch_ns = now_ns();
             let block_ns = (dispatch_ns - start_ns).max(0);
             self.dispatch_ns.set(dispatch_ns);
-            counters.block_histogram.add(block_ns.cast_unsigned(), 1);
+            let histogram = &self.shared.counters.block_histogram;
+            histogram.add(block_ns.cast_unsigned(), 1);
             if self.polled.get() {
-                counters.poll_ns.add(block_ns.cast_unsigned());
+                count(&tally.poll_ns, block_ns.cast_unsigned());
             }
             (dispatch_ns, block_ns)
         } else {
@@ -128,6 +133,8 @@ impl State {
         progress |= self.dispatch_ready(ctx, dispatch_ns);
         if polling {
             self.observe(block_ns, dispatch_ns, active_from);
+        } else if tally.iterations.get().is_multiple_of(PUBLISH_ITERATIONS) {
+            tally.publish(&self.shared.counters);
         }
         if self.timers.next_ns() != i64::MAX {
             // A timer that became due during the callbacks makes the next timeout 0.
@@ -149,17 +156,21 @@ impl State {
         }
         if timeout != 0 {
             let timer_ns = self.timers.next_ns();
-            if self.leave_poll_mode() || self.bottom_halves.any() {
+            let hit = self.poll_started.get() && self.leave_poll_mode();
+            if hit || self.bottom_halves.any() {
                 timeout = 0;
             } else if self.timers.next_ns() != timer_ns {
                 // A callback has just armed an earlier one.
                 timeout = soonest(timeout, self.timers.timeout_ns(now_ns()));
             }
         }
+        if timeout != 0 {
+            count(&self.tally.blocks, 1);
+            self.publish_before_sleep();
+        }
         let result = if self.must_scan {
             self.wait_scanning(timeout, no_wait)
         } else if timeout != 0 || self.needs_enter() {
-            self.shared.counters.blocks.add(u64::from(timeout != 0));
             self.monitor.wait(timeout, &mut |_, _| {})
         } else {
             Ok(())
@@ -170,7 +181,7 @@ impl State {
         match result {
             Ok(()) => {
                 if let Some(ring) = &self.ring {
-                    self.shared.counters.enters.set(ring.enters());
+                    self.tally.enters.set(ring.enters());
                 }
             }
             Err(error) => self.monitor_failed(&error),
@@ -197,7 +208,6 @@ impl State {
             return Ok(());
         }
         self.unscanned.set(0);
-        self.shared.counters.blocks.add(u64::from(timeout != 0));
         self.monitor.wait(timeout, &mut |index, revents| {
             self.fd_ready(index, revents);
         })?;
@@ -227,33 +237,76 @@ impl State {
                 self.trace(|ctx| TraceEvent::PollHandler { ctx, node, ns });
             }
         }
-        let counters = &self.shared.counters;
-        for &slot in slots {
-            let ns = policy.handler_ns(slot).cast_unsigned();
-            self.shared.handlers.slot(slot).ns.set(ns);
-        }
         let window_ns = policy.window_ns();
-        counters.window_histogram.add(window_ns.cast_unsigned(), 1);
         active.truncate(active_from);
-        self.set_window(window_ns);
         drop((active, policy));
-        if counters.iterations.get().is_multiple_of(PUBLISH_EVERY) {
-            self.publish();
+        self.set_window(window_ns);
+        if dispatch_ns - self.published_ns.get() >= PUBLISH_NS {
+            self.housekeeping(dispatch_ns);
         }
     }
 
-    /// Publishes what changes without an event of the handler: intervals that age.
+    /// What is due once a millisecond.
     #[cold]
-    pub(super) fn publish(&self) {
-        let policy = self.policy.borrow();
-        for node in self.nodes.borrow().iter().flatten() {
+    fn housekeeping(&self, now_ns: i64) {
+        self.published_ns.set(now_ns);
+        self.publish();
+        self.cool_handlers(now_ns);
+    }
+
+    /// Shows what has changed before the loop sleeps: other threads may look for long. Of the
+    /// intervals only those of handlers that had work since the last [`Self::housekeeping`] are
+    /// shown; the others have aged by less than that time.
+    pub(super) fn publish_before_sleep(&self) {
+        let polling = self.max_ns.get() != 0;
+        let now_ns = self.dispatch_ns.get();
+        if polling && now_ns - self.published_ns.get() >= PUBLISH_NS {
+            self.housekeeping(now_ns);
+            return;
+        }
+        self.tally.publish(&self.shared.counters);
+        if polling {
+            self.count_window();
+            self.publish_hot();
+        }
+    }
+
+    /// Shows all numbers to other threads, also what changes without an event of its own:
+    /// intervals that age. Does nothing in the middle of what it would read, where a trace sink
+    /// may call it.
+    #[cold]
+    pub(crate) fn publish(&self) {
+        let (Ok(policy), Ok(nodes)) = (self.policy.try_borrow(), self.nodes.try_borrow()) else {
+            return;
+        };
+        let counters = &self.shared.counters;
+        self.tally.publish(counters);
+        if self.max_ns.get() == 0 {
+            self.window_from.set(self.tally.iterations.get());
+        } else {
+            self.count_window();
+        }
+        counters.window_ns.set(policy.window_ns().cast_unsigned());
+        for node in nodes.iter().flatten() {
             let ns = policy.handler_ns(node.index);
             node.stats.get().ns.set(ns.cast_unsigned());
         }
+        self.publish_completions(&**policy);
+    }
+
+    fn publish_completions(&self, policy: &dyn Policy) {
         let ns = policy.handler_ns(COMPLETIONS).cast_unsigned();
         self.shared.handlers.slot(COMPLETIONS).ns.set(ns);
-        let window_ns = policy.window_ns().cast_unsigned();
-        self.shared.counters.window_ns.set(window_ns);
+    }
+
+    fn publish_hot(&self) {
+        if let (Ok(policy), Ok(list)) = (self.policy.try_borrow(), self.poll_list.try_borrow()) {
+            for node in list.hot() {
+                let ns = policy.handler_ns(node.index);
+                node.stats.get().ns.set(ns.cast_unsigned());
+            }
+            self.publish_completions(&**policy);
+        }
     }
 
     /// What a trace tells of completions: 0 if polling found them.

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::event::EventfdFlags;
 
 use self::embed::Outside;
-use self::polling::PollEntry;
+use self::polling::PollList;
 use crate::bottom_half::BottomHalves;
 use crate::error::Error;
 use crate::handler::Node;
@@ -29,7 +29,7 @@ use crate::remote::{Remote, Shared, enter_thread, leave_thread};
 use crate::ring::{Ring, TaskRun, explain};
 use crate::settings::{PollSettings, SharedSettings};
 use crate::sqe::Requests;
-use crate::stats::{HandlerTable, LoopCounters};
+use crate::stats::{HandlerTable, LoopCounters, Tally, count};
 use crate::timer::Timers;
 use crate::trace::{TraceEvent, TraceSink};
 
@@ -122,9 +122,14 @@ pub(crate) struct State {
     dispatch_ns: Cell<i64>,
     /// Polling found work in the current iteration.
     polled: Cell<bool>,
-    poll_list: RefCell<Vec<PollEntry>>,
+    poll_list: RefCell<PollList>,
     /// A handler was deleted while the list was being walked.
     list_stale: Cell<bool>,
+    pub(crate) tally: Tally,
+    /// When the numbers were last shown to other threads.
+    published_ns: Cell<i64>,
+    /// `tally.iterations` up to which the window is in its histogram.
+    window_from: Cell<u64>,
     ready: RefCell<VecDeque<Rc<Node>>>,
     /// Slots dispatched, those of outer iterations below those of nested ones.
     active: RefCell<Vec<u32>>,
@@ -255,6 +260,9 @@ impl Context {
             polled: Cell::new(false),
             poll_list: RefCell::default(),
             list_stale: Cell::new(false),
+            tally: Tally::default(),
+            published_ns: Cell::new(0),
+            window_from: Cell::new(0),
             ready: RefCell::default(),
             active: RefCell::default(),
             policy: RefCell::new(config.policy.build(&config.settings)),
@@ -367,6 +375,7 @@ impl Context {
         while self.0.bottom_halves.any() || self.0.requests.in_flight() != 0 {
             self.poll(true);
         }
+        self.0.publish();
     }
 }
 
@@ -417,7 +426,7 @@ impl State {
     /// loop from spinning on it.
     #[cold]
     fn monitor_failed(&self, error: &std::io::Error) {
-        self.shared.counters.errors.add(1);
+        count(&self.tally.errors, 1);
         let code = error.raw_os_error().unwrap_or(-1);
         if self.reported.replace(code) != code {
             tracing::error!(iothread = self.shared.name, %error, "the event loop's wait failed");

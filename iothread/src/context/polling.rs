@@ -6,6 +6,7 @@ use std::rc::Rc;
 use super::{COMPLETIONS, Context, State};
 use crate::clock::{now_ns, soonest};
 use crate::handler::{EventHandler, NOT_LISTED, Node};
+use crate::stats::count;
 use crate::trace::TraceEvent;
 
 /// A handler that was not dispatched for so long leaves the poll list, unless configured otherwise.
@@ -13,10 +14,119 @@ pub(super) const IDLE_NS: i64 = 7_000_000_000;
 /// Idle handlers are looked for this many times in that time.
 const IDLE_CHECKS: i64 = 32;
 
+/// A handler that was not dispatched for so long is asked less often.
+const COLD_NS: i64 = 1_000_000;
+/// Each pass asks this part of the cold handlers, and at least so many.
+const COLD_PART: usize = 8;
+const COLD_LEAST: usize = 8;
+
 /// A place on the poll list. Holds what a pass needs, next to each other.
-pub(super) struct PollEntry {
-    handler: Rc<dyn EventHandler>,
+struct PollEntry {
+    /// The handler of `node`; without the way through its `Rc`.
+    handler: *const dyn EventHandler,
     node: Rc<Node>,
+}
+
+impl PollEntry {
+    #[inline]
+    fn handler(&self) -> &dyn EventHandler {
+        // SAFETY: points into `node.handler`, which the node keeps and never changes.
+        unsafe { &*self.handler }
+    }
+}
+
+/// The handlers that are polled. Those before `hot` had work within the last [`COLD_NS`] and are
+/// asked in every pass. The others take turns: with hundreds of idle disks beside a busy one, asking
+/// each of them every time would cost more than the busy one's work. Before the loop sleeps, and
+/// in iterations that do not poll, all are asked.
+#[derive(Default)]
+pub(super) struct PollList {
+    entries: Vec<PollEntry>,
+    hot: usize,
+    /// Of the cold ones, who is next.
+    turn: usize,
+}
+
+impl PollList {
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Those that had work of late.
+    pub(super) fn hot(&self) -> impl Iterator<Item = &Node> {
+        self.entries[..self.hot].iter().map(|entry| &*entry.node)
+    }
+
+    fn swap(&mut self, a: usize, b: usize) {
+        self.entries.swap(a, b);
+        for place in [a, b] {
+            let listed = &self.entries[place].node.listed;
+            listed.set(u32::try_from(place).unwrap_or(NOT_LISTED));
+        }
+    }
+
+    fn add(&mut self, node: &Rc<Node>) {
+        let place = self.entries.len();
+        node.listed.set(u32::try_from(place).unwrap_or(NOT_LISTED));
+        self.entries.push(PollEntry {
+            handler: Rc::as_ptr(&node.handler),
+            node: Rc::clone(node),
+        });
+        self.heat(place);
+    }
+
+    fn remove(&mut self, node: &Node) -> Option<PollEntry> {
+        let mut place = node.listed.get() as usize;
+        if place >= self.entries.len() {
+            return None;
+        }
+        if place < self.hot {
+            self.hot -= 1;
+            self.swap(place, self.hot);
+            place = self.hot;
+        }
+        self.swap(place, self.entries.len() - 1);
+        node.listed.set(NOT_LISTED);
+        self.entries.pop()
+    }
+
+    /// The one in `place` has work: it is asked every time from now on.
+    fn heat(&mut self, place: usize) {
+        if place >= self.hot {
+            self.swap(place, self.hot);
+            self.hot += 1;
+        }
+    }
+
+    /// Lets those rest that have had no work for a while.
+    fn cool(&mut self, now_ns: i64) {
+        let mut place = 0;
+        while place < self.hot {
+            let last_ns = self.entries[place].node.last_dispatch_ns.get();
+            if now_ns - last_ns >= COLD_NS {
+                self.hot -= 1;
+                self.swap(place, self.hot);
+            } else {
+                place += 1;
+            }
+        }
+    }
+
+    /// The cold ones whose turn it is.
+    fn next_cold(&mut self) -> std::ops::Range<usize> {
+        let cold = self.entries.len() - self.hot;
+        let many = (cold / COLD_PART).max(COLD_LEAST);
+        if cold <= many {
+            return self.hot..self.entries.len();
+        }
+        if self.turn >= cold {
+            self.turn = 0;
+        }
+        let from = self.turn;
+        let to = (from + many).min(cold);
+        self.turn = to;
+        self.hot + from..self.hot + to
+    }
 }
 
 impl State {
@@ -26,12 +136,7 @@ impl State {
             // In the middle of a pass; its next event lists it.
             return;
         };
-        node.listed
-            .set(u32::try_from(list.len()).unwrap_or(NOT_LISTED));
-        list.push(PollEntry {
-            handler: Rc::clone(&node.handler),
-            node: Rc::clone(node),
-        });
+        list.add(node);
         drop(list);
         self.list_slot(node.index, node.fd, revents);
         if self.poll_started.get() && !node.begun.replace(true) {
@@ -52,10 +157,11 @@ impl State {
     }
 
     fn unlist_slot(&self, slot: u32, fd: RawFd) {
-        let mut policy = self.policy.borrow_mut();
-        policy.unlist(slot);
-        self.set_window(policy.window_ns());
-        drop(policy);
+        let window_ns = {
+            let mut policy = self.policy.borrow_mut();
+            policy.unlist(slot);
+            policy.window_ns()
+        };
         let counters = self.shared.handlers.slot(slot);
         counters.polled.set(0);
         counters.ns.set(0);
@@ -64,6 +170,8 @@ impl State {
             node: slot.into(),
             fd,
         });
+        // After the event that explains it.
+        self.set_window(window_ns);
     }
 
     /// The completion ring joins the list, if it is not on it.
@@ -74,18 +182,35 @@ impl State {
     }
 
     /// Takes the window that the policy has come to.
+    #[inline]
     pub(super) fn set_window(&self, new: i64) {
-        let old = self.window_ns.replace(new);
+        let old = self.window_ns.get();
         if new != old {
-            self.shared.counters.window_ns.set(new.cast_unsigned());
-            self.trace(|ctx| {
-                if new > old {
-                    TraceEvent::PollGrow { ctx, old, new }
-                } else {
-                    TraceEvent::PollShrink { ctx, old, new }
-                }
-            });
+            self.window_changed(old, new);
         }
+    }
+
+    /// The window's histogram counts iterations. It is brought up to date here and before it is
+    /// shown, not in every iteration.
+    pub(super) fn count_window(&self) {
+        let iterations = self.tally.iterations.get();
+        let since = self.window_from.replace(iterations);
+        let window_ns = self.window_ns.get().cast_unsigned();
+        let histogram = &self.shared.counters.window_histogram;
+        histogram.add(window_ns, iterations - since);
+    }
+
+    fn window_changed(&self, old: i64, new: i64) {
+        self.count_window();
+        self.window_ns.set(new);
+        self.shared.counters.window_ns.set(new.cast_unsigned());
+        self.trace(|ctx| {
+            if new > old {
+                TraceEvent::PollGrow { ctx, old, new }
+            } else {
+                TraceEvent::PollShrink { ctx, old, new }
+            }
+        });
     }
 
     /// Takes a handler off the poll list; does not touch its notifications.
@@ -98,14 +223,7 @@ impl State {
             self.list_stale.set(true);
             return;
         };
-        let place = node.listed.replace(NOT_LISTED) as usize;
-        let entry = list.swap_remove(place);
-        if let Some(moved) = list.get(place) {
-            moved
-                .node
-                .listed
-                .set(u32::try_from(place).unwrap_or(NOT_LISTED));
-        }
+        let entry = list.remove(node);
         drop(list);
         self.unlist_slot(node.index, node.fd);
         drop(entry);
@@ -115,7 +233,7 @@ impl State {
         self.list_stale.set(false);
         loop {
             let list = self.poll_list.borrow();
-            let deleted = list.iter().find(|entry| entry.node.deleted.get());
+            let deleted = list.entries.iter().find(|entry| entry.node.deleted.get());
             let Some(node) = deleted.map(|entry| Rc::clone(&entry.node)) else {
                 return;
             };
@@ -129,24 +247,63 @@ impl State {
         self.active.borrow_mut().push(slot);
     }
 
-    /// One pass over all listed handlers. True if one has work.
-    fn pass(&self) -> bool {
+    /// The handler has work, as its descriptor or polling found.
+    #[inline]
+    pub(super) fn note_work(&self, node: &Node, dispatch_ns: i64) {
+        node.last_dispatch_ns.set(dispatch_ns);
+        if let Ok(mut list) = self.poll_list.try_borrow_mut() {
+            list.heat(node.listed.get() as usize);
+        }
+    }
+
+    /// Lets handlers rest that had no work for a while.
+    pub(super) fn cool_handlers(&self, now_ns: i64) {
+        if let Ok(mut list) = self.poll_list.try_borrow_mut() {
+            list.cool(now_ns);
+        }
+    }
+
+    /// Asks the handlers in `places`. True if one has work.
+    #[inline]
+    fn ask(&self, entries: &[PollEntry]) -> bool {
         let nested = self.depth_is_nested();
         let mut hit = false;
-        {
-            let list = self.poll_list.borrow();
-            for entry in list.iter() {
-                // A handler that is in the middle of its poll_ready would be found for ever.
-                if nested && entry.node.busy.get() {
-                    continue;
-                }
-                if entry.handler.poll() && !entry.node.deleted.get() {
-                    entry.node.poll_hit.set(true);
-                    self.queue_ready(&entry.node, 0);
-                    hit = true;
-                }
+        for entry in entries {
+            // A handler that is in the middle of its poll_ready would be found for ever.
+            if nested && entry.node.busy.get() {
+                continue;
+            }
+            if entry.handler().poll() && !entry.node.deleted.get() {
+                entry.node.poll_hit.set(true);
+                self.queue_ready(&entry.node, 0);
+                hit = true;
             }
         }
+        hit
+    }
+
+    /// One pass over the listed handlers, of the cold ones those whose turn it is. True if one has
+    /// work.
+    #[inline]
+    fn pass(&self) -> bool {
+        let cold = self.poll_list.borrow_mut().next_cold();
+        let hit = {
+            let list = self.poll_list.borrow();
+            // Both, in any case: a busy handler must not hide the others.
+            self.ask(&list.entries[..list.hot]) | self.ask(&list.entries[cold])
+        };
+        if self.list_stale.get() {
+            self.purge_deleted();
+        }
+        hit
+    }
+
+    /// One pass over all listed handlers. True if one has work.
+    fn full_pass(&self) -> bool {
+        let hit = {
+            let list = self.poll_list.borrow();
+            self.ask(&list.entries)
+        };
         if self.list_stale.get() {
             self.purge_deleted();
         }
@@ -158,16 +315,16 @@ impl State {
         self.poll_started.set(on);
         {
             let list = self.poll_list.borrow();
-            for entry in list.iter() {
+            for entry in &list.entries {
                 let node = &entry.node;
                 if node.begun.get() == on || node.busy.get() || node.deleted.get() {
                     continue;
                 }
                 node.begun.set(on);
                 if on {
-                    entry.handler.poll_begin();
+                    entry.handler().poll_begin();
                 } else {
-                    entry.handler.poll_end();
+                    entry.handler().poll_end();
                 }
             }
         }
@@ -183,13 +340,13 @@ impl State {
             return false;
         }
         self.switch(false);
-        self.pass()
+        self.full_pass()
     }
 
     /// One pass in an iteration that neither polls nor waits: with notifications off, nothing
     /// else would see the listed handlers.
     pub(super) fn look_once(&self) -> bool {
-        self.poll_started.get() && self.pass()
+        self.poll_started.get() && self.full_pass()
     }
 
     /// Polls for as long as the policy and `timeout` allow. With work found, or the monitor in
@@ -206,21 +363,26 @@ impl State {
         if window_ns == 0 || self.monitor.polling_starves() {
             return;
         }
+        // Also when there is something to do already: a guest that is not told otherwise by now
+        // notifies for every request, and a loop that always has something to do would never
+        // come to poll.
+        if !self.poll_started.get() {
+            self.switch(true);
+        }
         // Submit first, then poll for what comes of it: going to sleep with the submission would
         // leave no window for the very requests it was learned from.
         if self.needs_enter() && !self.submit_before_polling() {
             *timeout = 0;
+            // With notifications off, nobody else looks at the handlers.
+            count(&self.tally.poll_hits, u64::from(self.pass()));
             return;
-        }
-        if !self.poll_started.get() {
-            self.switch(true);
         }
         self.trace(|ctx| TraceEvent::RunPollHandlersBegin {
             ctx,
             max_ns: window_ns,
             timeout: *timeout,
         });
-        let counters = &self.shared.counters;
+        let tally = &self.tally;
         let (progress, elapsed_ns) = loop {
             if self.pass() {
                 break (true, None);
@@ -235,12 +397,12 @@ impl State {
         };
         if progress {
             *timeout = 0;
-            counters.poll_hits.add(1);
+            count(&tally.poll_hits, 1);
         } else {
             let elapsed_ns = elapsed_ns.unwrap_or(0);
-            counters.poll_misses.add(1);
-            counters.poll_ns.add(elapsed_ns.cast_unsigned());
-            counters.vain_ns.add(elapsed_ns.cast_unsigned());
+            count(&tally.poll_misses, 1);
+            count(&tally.poll_ns, elapsed_ns.cast_unsigned());
+            count(&tally.vain_ns, elapsed_ns.cast_unsigned());
             if *timeout > 0 {
                 *timeout = (*timeout - elapsed_ns).max(0);
             }
@@ -285,7 +447,7 @@ impl State {
         let is_idle = |last_ns: i64| now_ns >= last_ns.saturating_add(self.idle_ns);
         let idle: Vec<Rc<Node>> = {
             let list = self.poll_list.borrow();
-            let nodes = list.iter().map(|entry| &entry.node);
+            let nodes = list.entries.iter().map(|entry| &entry.node);
             nodes
                 .filter(|node| {
                     is_idle(node.last_dispatch_ns.get()) && !node.queued.get() && !node.busy.get()

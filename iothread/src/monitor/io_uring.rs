@@ -48,7 +48,7 @@ impl RingMonitor {
         let entry = entry.user_data(UserData::node(node.index));
         // SAFETY: POLL_ADD points nowhere. READ writes to `node.count`; the node is kept until
         // the completion of the request has been seen, also when it is deleted before.
-        unsafe { self.ring.push_whole(&[entry]) };
+        unsafe { self.ring.push_own(&entry) };
         node.armed.set(Armed::InFlight);
     }
 
@@ -83,7 +83,7 @@ impl Monitor for RingMonitor {
         // to mean another file.
         let cancel = opcode::AsyncCancel::new(UserData::node(node.index)).build();
         // SAFETY: ASYNC_CANCEL points nowhere.
-        unsafe { self.ring.push_whole(&[cancel.user_data(UserData::IGNORE)]) };
+        unsafe { self.ring.push_own(&cancel.user_data(UserData::IGNORE)) };
         if let Err(error) = self.ring.submit() {
             tracing::error!(handler = node.name, %error, "cannot cancel a watch");
         }
@@ -111,9 +111,7 @@ impl Monitor for RingMonitor {
     }
 
     fn wait(&self, timeout_ns: i64, _ready: &mut dyn FnMut(u32, u32)) -> io::Result<()> {
-        if !self.wanted.borrow().is_empty() {
-            self.arm_wanted();
-        }
+        self.arm_wanted();
         if timeout_ns == 0 {
             self.ring.submit()
         } else {

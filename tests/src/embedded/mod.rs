@@ -10,7 +10,6 @@
 //! devices.rs   interrupts, notifications, features, what the configuration space tells
 //! stop.rs      signals and sudden death during I/O
 //! settings.rs  settings changed while I/O runs, through qmp.rs
-//! syscalls.rs  the system calls that a request costs
 //! hostile.rs   drivers that break the rules
 //! ```
 
@@ -22,7 +21,6 @@ mod hostile;
 mod qmp;
 mod settings;
 mod stop;
-mod syscalls;
 mod vm;
 
 use std::fs::File;
@@ -42,7 +40,6 @@ struct Bench {
     /// Whether options that a version may lack are there.
     pci: OnceLock<Result<(), String>>,
     qmp: OnceLock<Result<(), String>>,
-    strace: OnceLock<Result<(), String>>,
 }
 
 impl Bench {
@@ -78,7 +75,6 @@ impl Bench {
                 .pci
                 .get_or_init(|| try_it(vm.disk(&image, "transport=pci")))
                 .clone(),
-            Needs::Strace => self.strace.get_or_init(|| syscalls::usable(self)).clone(),
             Needs::Qmp => {
                 let socket = format!("unix:{}", directory.path().join("qmp").display());
                 self.qmp
@@ -89,13 +85,12 @@ impl Bench {
     }
 }
 
-/// What a test needs of the program or the host besides /dev/kvm.
+/// What a test needs besides /dev/kvm.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Needs {
     Nothing,
     Pci,
     Qmp,
-    Strace,
 }
 
 /// A test.
@@ -119,11 +114,6 @@ impl Test {
         self
     }
 
-    const fn needs_strace(mut self) -> Test {
-        self.needs = Needs::Strace;
-        self
-    }
-
     const fn needs_qmp(mut self) -> Test {
         self.needs = Needs::Qmp;
         self
@@ -138,7 +128,6 @@ pub fn main(scratch: &str) -> ExitCode {
         pollux: OnceLock::new(),
         pci: OnceLock::new(),
         qmp: OnceLock::new(),
-        strace: OnceLock::new(),
     });
     let kvm = usable_kvm();
     let tests = [
@@ -147,7 +136,6 @@ pub fn main(scratch: &str) -> ExitCode {
         devices::TESTS,
         settings::TESTS,
         stop::TESTS,
-        syscalls::TESTS,
         hostile::TESTS,
     ];
     let trials = tests.into_iter().flatten().map(|test| {

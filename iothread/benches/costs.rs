@@ -1,0 +1,118 @@
+//! Costs that the loop promises, as ratios of CPU time: the two sides of each take turns, so that
+//! what else the machine does falls on both.
+//!
+//! `cargo bench --bench costs`. With `--cfg iothread_no_stats` in RUSTFLAGS the loop counts nothing;
+//! the figures of the two builds, side by side, are the cost of statistics.
+#![allow(clippy::unwrap_used)]
+
+mod scenarios;
+
+use scenarios::*;
+
+/// CPU time of this thread, in nanoseconds.
+fn cpu_ns() -> i64 {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: writes to `time` only; the clock always exists.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    time.tv_sec * 1_000_000_000 + time.tv_nsec
+}
+
+/// CPU time of one of `rounds` rounds, in picoseconds.
+fn cost_ps(rounds: u64, run: &mut dyn FnMut(u64)) -> i64 {
+    let start_ns = cpu_ns();
+    run(rounds);
+    (cpu_ns() - start_ns) * 1000 / i64::try_from(rounds).unwrap()
+}
+
+fn median(values: &mut [i64]) -> i64 {
+    values.sort_unstable();
+    values[values.len() / 2]
+}
+
+const TURNS: usize = 41;
+
+/// Both sides by turns; prints their medians and the median of the ratios.
+fn compare(
+    what: &str,
+    rounds: u64,
+    base: &mut dyn FnMut(u64),
+    other: &mut dyn FnMut(u64),
+    limit: i64,
+) {
+    base(rounds / 4);
+    other(rounds / 4);
+    let (mut bases, mut others, mut ratios) = (vec![], vec![], vec![]);
+    for turn in 0..TURNS {
+        let (a, b) = if turn % 2 == 0 {
+            let a = cost_ps(rounds, base);
+            (a, cost_ps(rounds, other))
+        } else {
+            let b = cost_ps(rounds, other);
+            (cost_ps(rounds, base), b)
+        };
+        bases.push(a);
+        others.push(b);
+        ratios.push(b * 10_000 / a);
+    }
+    let ratio = median(&mut ratios) - 10_000;
+    let (a, b) = (median(&mut bases), median(&mut others));
+    println!(
+        "{what:<58} {:>6}.{:02} ns  {:>6}.{:02} ns  {:>+4}.{:02} %  (promised: at most {limit} %)",
+        a / 1000,
+        a % 1000 / 10,
+        b / 1000,
+        b % 1000 / 10,
+        ratio / 100,
+        ratio.abs() % 100,
+    );
+}
+
+fn main() {
+    println!(
+        "{:<58} {:>12}  {:>12}  {:>8}",
+        "", "base", "compared", "more"
+    );
+    let mut bare = Bare::new();
+    let blocked = Blocked::new();
+    compare(
+        "bare submit-and-wait | the loop with poll-max-ns=0",
+        20_000,
+        &mut |n| bare.run(n),
+        &mut |n| (0..n).for_each(|_| blocked.round()),
+        5,
+    );
+    for depth in [32, 1] {
+        let alone = Requests::new(depth, 0, 32768);
+        let beside = Requests::new(depth, 256, 32768);
+        compare(
+            &format!("request (a NOP), depth {depth} | beside 256 idle listed handlers"),
+            200_000 / if depth == 1 { 8 } else { 1 },
+            &mut |n| alone.run(n),
+            &mut |n| beside.run(n),
+            5,
+        );
+    }
+    let hit = Listed::new(1, iothread::PolicyKind::Weighted, 1_000_000_000);
+    let mut rounds = |n: u64| (0..n).for_each(|_| hit.hit());
+    let mut costs: Vec<i64> = (0..TURNS).map(|_| cost_ps(50_000, &mut rounds)).collect();
+    let hit_ps = median(&mut costs);
+    let requests = Requests::new(32, 0, 32768);
+    let mut run = |n: u64| requests.run(n);
+    let mut costs: Vec<i64> = (0..TURNS).map(|_| cost_ps(200_000, &mut run)).collect();
+    let request_ps = median(&mut costs);
+    let build = if cfg!(iothread_no_stats) {
+        "without statistics"
+    } else {
+        "with statistics"
+    };
+    println!(
+        "{build}: iteration with a polling hit {}.{:02} ns, request at depth 32 {}.{:02} ns",
+        hit_ps / 1000,
+        hit_ps % 1000 / 10,
+        request_ps / 1000,
+        request_ps % 1000 / 10,
+    );
+}
