@@ -60,6 +60,7 @@ fn a_panic_in_a_vcpu_thread_ends_the_run_with_a_message() {
         memory,
         lifecycle: lifecycle.clone(),
         gate: RunGate::default(),
+        filters: None,
     });
     let mut vcpus = Vcpus::start(machine, vcpus.into()).unwrap();
     vcpus.control().release();

@@ -10,6 +10,7 @@
 //! devices.rs   interrupts, notifications, features, what the configuration space tells
 //! stop.rs      signals and sudden death during I/O
 //! settings.rs  settings changed while I/O runs, through qmp.rs
+//! syscalls.rs  the system calls that a request costs
 //! hostile.rs   drivers that break the rules
 //! ```
 
@@ -21,6 +22,7 @@ mod hostile;
 mod qmp;
 mod settings;
 mod stop;
+mod syscalls;
 mod vm;
 
 use std::fs::File;
@@ -40,6 +42,7 @@ struct Bench {
     /// Whether options that a version may lack are there.
     pci: OnceLock<Result<(), String>>,
     qmp: OnceLock<Result<(), String>>,
+    strace: OnceLock<Result<(), String>>,
 }
 
 impl Bench {
@@ -75,6 +78,7 @@ impl Bench {
                 .pci
                 .get_or_init(|| try_it(vm.disk(&image, "transport=pci")))
                 .clone(),
+            Needs::Strace => self.strace.get_or_init(|| syscalls::usable(self)).clone(),
             Needs::Qmp => {
                 let socket = format!("unix:{}", directory.path().join("qmp").display());
                 self.qmp
@@ -85,12 +89,13 @@ impl Bench {
     }
 }
 
-/// What a test needs besides /dev/kvm.
+/// What a test needs of the program or the host besides /dev/kvm.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Needs {
     Nothing,
     Pci,
     Qmp,
+    Strace,
 }
 
 /// A test.
@@ -114,6 +119,11 @@ impl Test {
         self
     }
 
+    const fn needs_strace(mut self) -> Test {
+        self.needs = Needs::Strace;
+        self
+    }
+
     const fn needs_qmp(mut self) -> Test {
         self.needs = Needs::Qmp;
         self
@@ -128,6 +138,7 @@ pub fn main(scratch: &str) -> ExitCode {
         pollux: OnceLock::new(),
         pci: OnceLock::new(),
         qmp: OnceLock::new(),
+        strace: OnceLock::new(),
     });
     let kvm = usable_kvm();
     let tests = [
@@ -136,6 +147,7 @@ pub fn main(scratch: &str) -> ExitCode {
         devices::TESTS,
         settings::TESTS,
         stop::TESTS,
+        syscalls::TESTS,
         hostile::TESTS,
     ];
     let trials = tests.into_iter().flatten().map(|test| {

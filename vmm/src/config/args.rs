@@ -91,6 +91,10 @@ pub struct RunArgs {
     #[arg(long)]
     pub stats: bool,
 
+    /// System calls outside a thread's list: on ends the VM, log lets them pass and has the kernel log them, off [default: on]
+    #[arg(long, value_name = "MODE")]
+    pub seccomp: Option<String>,
+
     /// Configuration as JSON, with the names of these options; options given besides are laid over it
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -123,6 +127,7 @@ impl RunArgs {
             ("qmp", &self.qmp),
             ("metrics", &self.metrics),
             ("log", &self.log),
+            ("seccomp", &self.seccomp),
         ];
         let many = [("iothread", &self.iothread), ("disk", &self.disk)];
         let once = once

@@ -23,6 +23,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::seccomp;
+
 pub use error::{Error, one_line};
 pub use nearest::nearest;
 pub use sections::{
@@ -75,6 +77,9 @@ pub struct Config {
     /// Print the iothreads' statistics when the guest has ended.
     #[serde(default)]
     pub stats: bool,
+    /// What happens to a thread that makes a system call outside its list.
+    #[serde(default)]
+    pub seccomp: seccomp::Mode,
 }
 
 fn one() -> u32 {
@@ -144,6 +149,7 @@ fn option_value(key: &str, option: args::Given<'_>) -> Result<Value, Error> {
         "cpus" => leaf::<u32>(text),
         "cpu" => cpu_model(text),
         "serial" => leaf::<Serial>(text),
+        "seccomp" => leaf::<seccomp::Mode>(text),
         _ => Ok(Value::String(text.to_owned())),
     };
     value.map_err(|error| error.at(format!("--{key} {text}")))

@@ -421,7 +421,8 @@ prop_compose! {
         console in prop_oneof![Just(Serial::Stdio), Just(Serial::Pty), Just(Serial::None),
             "[ -~]{1,9}".prop_map(|path| Serial::File(path.into()))],
         level in text(), file in prop::option::of(text()), socket in prop::option::of("[ -~]{1,9}"),
-        metrics in prop::option::of((text(), any::<u32>()))
+        metrics in prop::option::of((text(), any::<u32>())),
+        seccomp in prop::sample::select(vec![seccomp::Mode::On, seccomp::Mode::Log, seccomp::Mode::Off])
     ) -> Config {
         let hugepages = match page.0 {
             bytes if bytes.is_power_of_two() && bytes >= 65536 => HugePages::Size(page),
@@ -435,6 +436,7 @@ prop_compose! {
             log: Log { level, file: file.map(Into::into) }, stats,
             qmp: socket.map(|path| QmpSocket(path.into())),
             metrics: metrics.map(|(file, interval)| Metrics { file: file.into(), interval }),
+            seccomp,
         }
     }
 }

@@ -13,6 +13,7 @@ use arch::{BootConfig, Cpuid, layout};
 use devices::bus::Bus;
 use devices::reset::{AcpiPower, I8042, PanicRegister};
 use devices::serial::Serial;
+use iothread::IoThread;
 use kvm_ioctls::{VcpuFd, VmFd};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -30,6 +31,7 @@ use super::{Vm, iothreads, kvm, pci, power, reset_flag};
 use crate::config::{self, Config};
 use crate::metrics::Writer;
 use crate::qmp::{Listener, Monitor, Server, event};
+use crate::seccomp::Filters;
 
 /// First port of the ACPI power registers.
 const POWER_PORT: u16 = 0x600;
@@ -39,6 +41,7 @@ const PANIC_PORT: u16 = 0x505;
 /// Builds the VM that `config` describes. Call it from the main thread before any other thread is started.
 pub fn build(config: &Config) -> Result<Vm, Error> {
     let signals = Signals::take().map_err(Error::system("signals"))?;
+    let filters = Filters::compile(config.seccomp)?;
     let kvm = kvm::open()?;
     arch::vm::check_capabilities(&kvm)?;
     let cpus = arch::vm::check_cpu_count(&kvm, config.cpus as usize)?;
@@ -85,8 +88,12 @@ pub fn build(config: &Config) -> Result<Vm, Error> {
         memory,
         lifecycle: lifecycle.clone(),
         gate: RunGate::default(),
+        filters: filters.clone(),
     });
     let vcpus = Vcpus::start(machine, vcpus).map_err(Error::system("starting a vCPU thread"))?;
+    if let Some(filters) = &filters {
+        install(filters, &iothreads)?;
+    }
     let (events, queue) = event::channel().map_err(Error::system("eventfd"))?;
     let control = Control::new(control::Parts {
         lifecycle: lifecycle.clone(),
@@ -95,6 +102,7 @@ pub fn build(config: &Config) -> Result<Vm, Error> {
         iothreads,
         main_loop: context.remote(),
         power_button,
+        filters: filters.clone(),
         // Without a monitor nobody takes them.
         events: listener.as_ref().map(|_| events).unwrap_or_default(),
     });
@@ -119,8 +127,20 @@ pub fn build(config: &Config) -> Result<Vm, Error> {
         signals,
         lifecycle,
         print_statistics: config.stats,
+        filters,
         _vm: vm,
     })
+}
+
+/// From here on no thread can do more than it needs: everything is open, and the guest has not run yet. Threads that are
+/// started later are born with the filter of the one that starts them.
+fn install(filters: &Arc<Filters>, iothreads: &[IoThread]) -> Result<(), Error> {
+    filters.install()?;
+    filters.narrow_workers();
+    for iothread in iothreads {
+        iothreads::narrow(iothread, filters)?;
+    }
+    Ok(())
 }
 
 fn start_metrics(metrics: &config::Metrics, control: Arc<Control>) -> Result<Writer, Error> {

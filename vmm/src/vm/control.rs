@@ -23,6 +23,7 @@ use crate::qmp::machine::{
     Ability, DiskView, IoStatus, IoThreadView, MAIN_LOOP_ID, Machine, RunState, Vcpu,
 };
 use crate::qmp::{Error, Event, Sink};
+use crate::seccomp::Filters;
 
 /// Longest wait for a guest that resets a disk.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -36,6 +37,7 @@ pub struct Control {
     main_loop: IoThreadView,
     /// Raises the interrupt of the ACPI power button.
     power_button: EventFd,
+    filters: Option<Arc<Filters>>,
     events: Sink,
     state: Mutex<State>,
     /// Held by whoever changes whether the guest runs.
@@ -62,6 +64,8 @@ pub struct Parts {
     pub main_loop: Remote,
     /// An irqfd of the power button's interrupt.
     pub power_button: EventFd,
+    /// What system calls new threads are left with.
+    pub filters: Option<Arc<Filters>>,
     /// Where events go.
     pub events: Sink,
 }
@@ -84,6 +88,7 @@ impl Control {
                 remote: parts.main_loop,
             },
             power_button: parts.power_button,
+            filters: parts.filters,
             events: parts.events,
             state: Mutex::new(State {
                 run: RunState::Prelaunch,
@@ -290,6 +295,10 @@ impl Machine for Control {
         self.check_alive()?;
         let iothread = iothreads::start(config, &self.lifecycle)
             .map_err(|error| Error::failed(error.to_string()))?;
+        if let Some(filters) = &self.filters {
+            iothreads::narrow(&iothread, filters)
+                .map_err(|error| Error::failed(error.to_string()))?;
+        }
         lock(&self.iothreads).push(iothread);
         Ok(())
     }

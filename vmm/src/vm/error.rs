@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::{config, qmp};
+use crate::{config, qmp, seccomp};
 
 use super::{console, disks, iothreads, kvm, main_loop, memory};
 
@@ -46,6 +46,9 @@ pub enum Error {
         /// The system's reason.
         error: std::io::Error,
     },
+    /// The filters of system calls.
+    #[error(transparent)]
+    Seccomp(#[from] seccomp::Error),
     /// The main loop.
     #[error(transparent)]
     MainLoop(#[from] main_loop::Error),

@@ -8,6 +8,7 @@ use iothread::{
 
 use super::lifecycle::{Lifecycle, Outcome};
 use crate::config::{self, Monitor, PollPolicy};
+use crate::seccomp::{self, Filters};
 
 /// Why an event loop does not start.
 #[derive(Debug, thiserror::Error)]
@@ -93,6 +94,14 @@ pub fn start(config: &config::IoThread, lifecycle: &Arc<Lifecycle>) -> Result<Io
         id: config.id.clone(),
         source,
     })
+}
+
+/// Leaves an iothread the system calls that it needs.
+pub fn narrow(iothread: &IoThread, filters: &Arc<Filters>) -> Result<(), seccomp::Error> {
+    let filters = filters.clone();
+    let call = move |_: &Context| filters.narrow(seccomp::Thread::IoThread);
+    // One that has panicked calls nothing any more, and its panic ends the run.
+    iothread.remote().call(call).unwrap_or(Ok(()))
 }
 
 /// The polling settings of an iothread, as its loop takes them.

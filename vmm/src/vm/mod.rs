@@ -39,6 +39,7 @@ use self::vcpu::Vcpus;
 use crate::metrics::Writer;
 use crate::qmp::Server;
 use crate::qmp::machine::Machine as _;
+use crate::seccomp::{self, Filters};
 
 /// How long the guest's last output may take to be written.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -57,6 +58,7 @@ pub struct Vm {
     signals: Signals,
     lifecycle: Arc<Lifecycle>,
     print_statistics: bool,
+    filters: Option<Arc<Filters>>,
     /// Kept until the vCPUs are gone and the disks are quiet.
     _vm: Arc<VmFd>,
 }
@@ -64,6 +66,9 @@ pub struct Vm {
 impl Vm {
     /// Runs the guest until it ends or somebody ends it.
     pub fn run(mut self) -> Result<Outcome, Error> {
+        if let Some(filters) = &self.filters {
+            filters.narrow(seccomp::Thread::Main)?;
+        }
         self.control.start();
         let outcome = main_loop::run(MainLoop {
             signals: self.signals,

@@ -20,6 +20,7 @@ use super::gate::{Pass, RunGate, RunState};
 use super::lifecycle::{Lifecycle, Outcome};
 use super::memory::GuestMemory;
 use super::reset_flag::{self, ResetFlag};
+use crate::seccomp::{Filters, Thread};
 
 /// What all vCPUs of a VM share.
 pub struct Machine {
@@ -33,6 +34,8 @@ pub struct Machine {
     pub lifecycle: Arc<Lifecycle>,
     /// When to run.
     pub gate: RunGate,
+    /// What system calls a vCPU's thread is left with, from its first run on.
+    pub filters: Option<Arc<Filters>>,
 }
 
 /// Makes a vCPU leave KVM_RUN, or not enter it.
@@ -256,6 +259,8 @@ struct Vcpu<'a> {
 impl Vcpu<'_> {
     /// Runs the guest until the gate stops it (`None`) or it cannot go on.
     fn run(&mut self) -> Option<Outcome> {
+        // Not before the first run: until then threads are still made and files opened.
+        let mut filters = self.machine.filters.as_ref();
         loop {
             match self.machine.gate.pass() {
                 Pass::Go => {}
@@ -268,6 +273,9 @@ impl Vcpu<'_> {
             }
             if self.machine.lifecycle.has_ended() {
                 return None;
+            }
+            if let Some(Err(error)) = filters.take().map(|all| all.narrow(Thread::Vcpu)) {
+                return Some(Outcome::ThreadDied(error.to_string()));
             }
             if let Some(outcome) = self.step() {
                 return Some(outcome);

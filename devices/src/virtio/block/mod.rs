@@ -24,6 +24,7 @@ pub use config::{
 };
 pub use device::{Block, BlockError, BlockHandle, Placement};
 pub use disk::{BlockEvent, EventCallback};
+pub use engine::on_worker_start;
 pub use stats::BlockStats;
 
 pub(crate) mod features {

@@ -18,6 +18,7 @@ use libc::iovec;
 use self::io_uring::IoUring;
 use self::linux_aio::LinuxAio;
 use self::threads::Threads;
+pub use self::threads::on_worker_start;
 use super::config::EngineKind;
 use super::disk::Disk;
 

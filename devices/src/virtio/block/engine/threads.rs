@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use iothread::Context;
@@ -52,6 +52,14 @@ struct Pool {
 
 static POOL: LazyLock<Pool> = LazyLock::new(Pool::default);
 
+static ON_START: OnceLock<fn()> = OnceLock::new();
+
+/// Has every worker of the process' pool call `hook` when it starts, before its first operation: it may want to limit
+/// what it can do. The first hook stays.
+pub fn on_worker_start(hook: fn()) {
+    ON_START.get_or_init(|| hook);
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -59,7 +67,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Pool {
     fn add(&'static self, jobs: &mut VecDeque<Job>) {
         let mut state = lock(&self.state);
-        let count = jobs.len();
         state.jobs.append(jobs);
         let missing = state.jobs.len().saturating_sub(state.idle);
         for _ in 0..missing.min(MAX_THREADS - state.threads) {
@@ -81,17 +88,26 @@ impl Pool {
             jobs.into_iter().for_each(Job::run);
             return;
         }
+        // One thread, which wakes the next: a batch costs the iothread one system call at most.
+        let wake = state.idle > 0;
         drop(state);
-        for _ in 0..count {
+        if wake {
             self.work.notify_one();
         }
     }
 
     fn work(&self) {
+        if let Some(hook) = ON_START.get() {
+            hook();
+        }
         let mut state = lock(&self.state);
         loop {
             if let Some(job) = state.jobs.pop_front() {
+                let wake = state.idle > 0 && !state.jobs.is_empty();
                 drop(state);
+                if wake {
+                    self.work.notify_one();
+                }
                 job.run();
                 state = lock(&self.state);
                 continue;

@@ -1,0 +1,196 @@
+//! What each kind of thread may ask of the kernel once the VM is built (seccomp(2)).
+//!
+//! The lists are data: `resources/seccomp/x86_64.json`, compiled into the program and turned into BPF when it starts. One
+//! filter holds for all threads from the moment everything is open; the threads that do the guest's bidding then take a
+//! narrower one of their own on top. A thread that steps outside ends the process with a message that names it and the
+//! call ([`violation`]).
+
+mod violation;
+
+use std::sync::Arc;
+use std::sync::OnceLock;
+
+use schemars::JsonSchema;
+use seccompiler::{BpfMap, BpfProgram, TargetArch};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::vm::terminal;
+
+/// The filters' source.
+const JSON: &str = include_str!("../../../resources/seccomp/x86_64.json");
+
+/// Most memory pools of the C library.
+const MALLOC_ARENAS: i32 = 8;
+
+/// `--seccomp`: what happens to a thread that makes a call outside its list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// It ends the VM, with a message.
+    #[default]
+    On,
+    /// The call is done, and logged by the kernel (audit, or the kernel's log).
+    Log,
+    /// No filters.
+    Off,
+}
+
+/// The kinds of threads that have filters of their own. The name is the key in the JSON file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Thread {
+    /// Signals, console, and disks without an iothread.
+    Main,
+    /// Runs the guest.
+    Vcpu,
+    /// Runs disks.
+    IoThread,
+    /// Does plain system calls for disks with `engine=threads`.
+    Worker,
+}
+
+impl Thread {
+    /// Its key in the filters' source.
+    pub fn key(self) -> &'static str {
+        match self {
+            Self::Main => "main",
+            Self::Vcpu => "vcpu",
+            Self::IoThread => "iothread",
+            Self::Worker => "worker",
+        }
+    }
+}
+
+/// The key of the filter for all threads.
+pub const PROCESS: &str = "process";
+
+/// The filters do not work here.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The source is wrong: a mistake of this program.
+    #[error("the filters of seccomp do not compile: {0}")]
+    Compile(String),
+    /// The kernel refuses.
+    #[error(
+        "--seccomp: the kernel refuses the filter of {thread}: {source}; --seccomp off does without"
+    )]
+    Install {
+        /// Whose filter.
+        thread: &'static str,
+        /// Why.
+        source: seccompiler::Error,
+    },
+}
+
+/// Compiled filters, to be installed in [`Filters::install`]'s order.
+pub struct Filters {
+    programs: BpfMap,
+}
+
+impl Filters {
+    /// Compiles the filters; none for [`Mode::Off`].
+    ///
+    /// # Errors
+    /// A mistake in the source.
+    pub fn compile(mode: Mode) -> Result<Option<Arc<Self>>, Error> {
+        let action = match mode {
+            Mode::On => "trap",
+            Mode::Log => "log",
+            Mode::Off => return Ok(None),
+        };
+        let broken = |error: &dyn std::fmt::Display| Error::Compile(error.to_string());
+        let mut source: Value = serde_json::from_str(JSON).map_err(|error| broken(&error))?;
+        for filter in source
+            .as_object_mut()
+            .into_iter()
+            .flat_map(|map| map.values_mut())
+        {
+            filter["mismatch_action"] = action.into();
+        }
+        let text = source.to_string();
+        let arch = TargetArch::try_from(std::env::consts::ARCH).map_err(|error| broken(&error))?;
+        let programs = seccompiler::compile_from_json(text.as_bytes(), arch)
+            .map_err(|error| broken(&error))?;
+        Ok(Some(Arc::new(Self { programs })))
+    }
+
+    /// Puts the common filter on every thread there is, and on those to come.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn install(self: &Arc<Self>) -> Result<(), Error> {
+        violation::install_handler();
+        plain_panics();
+        look_up_now();
+        let program = self.program(PROCESS)?;
+        seccompiler::apply_filter_all_threads(program).map_err(|source| Error::Install {
+            thread: PROCESS,
+            source,
+        })
+    }
+
+    /// Puts the filter of its kind on the calling thread, on top of the common one.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub fn narrow(&self, thread: Thread) -> Result<(), Error> {
+        let thread = thread.key();
+        let program = self.program(thread)?;
+        seccompiler::apply_filter(program).map_err(|source| Error::Install { thread, source })
+    }
+
+    fn program(&self, key: &str) -> Result<&BpfProgram, Error> {
+        let program = self.programs.get(key);
+        program.ok_or_else(|| Error::Compile(format!("there is none for {key}")))
+    }
+
+    /// Makes every worker of the process' pool narrow itself when it starts.
+    pub fn narrow_workers(self: &Arc<Self>) {
+        /// The pool is the process', and so is this.
+        static FILTERS: OnceLock<Arc<Filters>> = OnceLock::new();
+        FILTERS.get_or_init(|| self.clone());
+        devices::virtio::block::on_worker_start(|| {
+            let narrowed = FILTERS.get().map(|filters| filters.narrow(Thread::Worker));
+            if let Some(Err(error)) = narrowed {
+                // The common filter is still on.
+                tracing::error!("{error}");
+            }
+        });
+    }
+}
+
+/// Some things are looked up on first need, from files or by calls that no list has: they are needed now.
+fn look_up_now() {
+    // The C library reads the number of CPUs when it makes a second pool and was given no limit, and whether memory is
+    // overcommitted when it first trims one.
+    // SAFETY: mallopt(3) takes numbers only.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, MALLOC_ARENAS);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, i32::MAX);
+    }
+    // rustix takes the auxiliary vector from prctl(2).
+    let _ = rustix::param::page_size();
+}
+
+/// Panics are told without a backtrace: that would be read from files, whatever RUST_BACKTRACE says.
+fn plain_panics() {
+    std::panic::set_hook(Box::new(|panic| {
+        terminal::restore();
+        let thread = std::thread::current();
+        eprintln!("thread '{}' {panic}", thread.name().unwrap_or_default());
+    }));
+}
+
+/// What the source lists for `key`: names of system calls, and whether only with certain arguments.
+pub fn listed(key: &str) -> Vec<(String, bool)> {
+    let source: Value = serde_json::from_str(JSON).unwrap_or_default();
+    let rules = source[key]["filter"]
+        .as_array()
+        .cloned()
+        .unwrap_or_default();
+    let rule = |rule: &Value| {
+        let name = rule["syscall"].as_str().unwrap_or_default().to_owned();
+        (name, rule.get("args").is_some())
+    };
+    rules.iter().map(rule).collect()
+}
