@@ -7,6 +7,7 @@ pub mod guest;
 pub mod logging;
 pub mod metrics;
 pub mod qmp;
+pub mod sandbox;
 pub mod seccomp;
 pub mod threads;
 pub mod tools;

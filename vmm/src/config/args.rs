@@ -95,6 +95,18 @@ pub struct RunArgs {
     #[arg(long, value_name = "MODE")]
     pub seccomp: Option<String>,
 
+    /// on: give up all files that the options do not name (Landlock), network, capabilities and core files [default: off]
+    #[arg(long, value_name = "SWITCH")]
+    pub sandbox: Option<String>,
+
+    /// Run as this user (USER, USER:GROUP, names or numbers) once everything is open; needs root
+    #[arg(long, value_name = "USER")]
+    pub user: Option<String>,
+
+    /// Make this folder the root once everything is open; needs root, and --user
+    #[arg(long, value_name = "FOLDER")]
+    pub chroot: Option<String>,
+
     /// Configuration as JSON, with the names of these options; options given besides are laid over it
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -128,6 +140,9 @@ impl RunArgs {
             ("metrics", &self.metrics),
             ("log", &self.log),
             ("seccomp", &self.seccomp),
+            ("sandbox", &self.sandbox),
+            ("user", &self.user),
+            ("chroot", &self.chroot),
         ];
         let many = [("iothread", &self.iothread), ("disk", &self.disk)];
         let once = once

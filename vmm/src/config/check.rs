@@ -33,6 +33,11 @@ pub fn check(config: &Config) -> Result<(), Error> {
     if let Some(metrics) = &config.metrics {
         check_metrics(metrics)?;
     }
+    if let (Some(chroot), None) = (&config.chroot, &config.user) {
+        // Root leaves it at will.
+        let place = format!("--chroot {}", chroot.display());
+        return Err(Error::new(place, "holds nobody who is root; add --user"));
+    }
     let mut names = BTreeSet::new();
     for iothread in &config.iothread {
         let place = format!("--iothread id={}", iothread.id);

@@ -23,6 +23,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::sandbox::UserSpec;
 use crate::seccomp;
 
 pub use error::{Error, one_line};
@@ -80,6 +81,15 @@ pub struct Config {
     /// What happens to a thread that makes a system call outside its list.
     #[serde(default)]
     pub seccomp: seccomp::Mode,
+    /// Give up files that are not named here, network, capabilities and core files.
+    #[serde(default)]
+    pub sandbox: bool,
+    /// The user, and the group, to run as once everything is open.
+    #[serde(default)]
+    pub user: Option<UserSpec>,
+    /// The root folder once everything is open.
+    #[serde(default)]
+    pub chroot: Option<PathBuf>,
 }
 
 fn one() -> u32 {
@@ -150,6 +160,7 @@ fn option_value(key: &str, option: args::Given<'_>) -> Result<Value, Error> {
         "cpu" => cpu_model(text),
         "serial" => leaf::<Serial>(text),
         "seccomp" => leaf::<seccomp::Mode>(text),
+        "sandbox" => leaf::<bool>(text),
         _ => Ok(Value::String(text.to_owned())),
     };
     value.map_err(|error| error.at(format!("--{key} {text}")))

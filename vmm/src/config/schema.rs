@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde_json::Value;
 
-use super::{Config, HugePages, IndexSet, QmpSocket, Serial, Size};
+use super::{Config, HugePages, IndexSet, QmpSocket, Serial, Size, UserSpec};
 
 /// The schema of a [`Config`] file.
 pub fn schema() -> Value {
@@ -66,6 +66,12 @@ notations! {
         "description": "Where the console goes.",
         "pattern": "^(stdio|pty|none|file=.+)$",
         "examples": ["stdio", "file=console.log"]
+    }
+    UserSpec, "UserSpec" => {
+        "type": ["string", "integer"],
+        "description": "A user, and a group, by name or number.",
+        "minimum": 0,
+        "examples": ["nobody", "1000:1000"]
     }
     QmpSocket, "QmpSocket" => {
         "type": "string",

@@ -422,7 +422,8 @@ prop_compose! {
             "[ -~]{1,9}".prop_map(|path| Serial::File(path.into()))],
         level in text(), file in prop::option::of(text()), socket in prop::option::of("[ -~]{1,9}"),
         metrics in prop::option::of((text(), any::<u32>())),
-        seccomp in prop::sample::select(vec![seccomp::Mode::On, seccomp::Mode::Log, seccomp::Mode::Off])
+        seccomp in prop::sample::select(vec![seccomp::Mode::On, seccomp::Mode::Log, seccomp::Mode::Off]),
+        sandbox in any::<bool>(), user in prop::option::of(text()), chroot in prop::option::of(text())
     ) -> Config {
         let hugepages = match page.0 {
             bytes if bytes.is_power_of_two() && bytes >= 65536 => HugePages::Size(page),
@@ -436,7 +437,8 @@ prop_compose! {
             log: Log { level, file: file.map(Into::into) }, stats,
             qmp: socket.map(|path| QmpSocket(path.into())),
             metrics: metrics.map(|(file, interval)| Metrics { file: file.into(), interval }),
-            seccomp,
+            seccomp, sandbox, chroot: chroot.map(Into::into),
+            user: user.map(|user| user.parse().unwrap()),
         }
     }
 }

@@ -7,6 +7,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
+use crate::sandbox::UserSpec;
+
 /// A number of bytes, written with K, M, G or T (powers of 1024) or bare.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Size(pub u64);
@@ -250,6 +252,7 @@ as_text! {
     HugePages => "on, off or a page size such as \"2M\""
     Serial => "stdio, pty, none or file=PATH"
     QmpSocket => "a socket: \"unix:PATH\""
+    UserSpec => "a user such as \"nobody\" or \"1000:1000\""
 }
 
 /// Serde for a foreign type by its text form: `#[serde(with = "by_text")]`.

@@ -1,12 +1,13 @@
 //! The unix socket that clients connect to.
 
+use std::ffi::OsStr;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, fchmod};
+use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid, fchmod};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
 };
@@ -41,6 +42,8 @@ pub enum Error {
 pub struct Listener {
     socket: UnixListener,
     path: PathBuf,
+    /// The folder of the name, which may be out of reach later ([`crate::sandbox`]).
+    folder: OwnedFd,
     /// Device and inode of the name, so that a successor's socket is not removed.
     identity: Option<(u64, u64)>,
 }
@@ -66,13 +69,48 @@ impl Listener {
             remove_stale(path)?;
             bind(&socket, &address).map_err(|errno| system(errno.into()))?;
         }
-        let listener = Self {
-            socket: UnixListener::from(socket),
-            identity: identity(path),
-            path: path.to_owned(),
+        let folder = match path.parent() {
+            Some(folder) if folder != Path::new("") => folder,
+            _ => Path::new("."),
         };
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let folder =
+            rustix::fs::open(folder, flags, Mode::empty()).map_err(|errno| system(errno.into()))?;
+        let mut listener = Self {
+            socket: UnixListener::from(socket),
+            identity: None,
+            path: path.to_owned(),
+            folder,
+        };
+        listener.identity = listener.found();
         listen(&listener.socket, BACKLOG).map_err(|errno| system(errno.into()))?;
         Ok(listener)
+    }
+
+    /// Lets another user connect, instead of this one.
+    ///
+    /// # Errors
+    /// This user may not.
+    pub fn give_to(&self, user: u32, group: u32) -> Result<(), Error> {
+        let (user, group) = (Uid::from_raw(user), Gid::from_raw(group));
+        let flags = AtFlags::SYMLINK_NOFOLLOW;
+        rustix::fs::chownat(&self.folder, self.name(), Some(user), Some(group), flags).map_err(
+            |errno| Error::System {
+                path: self.path.display().to_string(),
+                error: errno.into(),
+            },
+        )
+    }
+
+    fn name(&self) -> &OsStr {
+        self.path.file_name().unwrap_or_default()
+    }
+
+    /// Device and inode of what has the name now.
+    fn found(&self) -> Option<(u64, u64)> {
+        let flags = AtFlags::SYMLINK_NOFOLLOW;
+        let stat = rustix::fs::statat(&self.folder, self.name(), flags).ok()?;
+        Some((stat.st_dev, stat.st_ino))
     }
 
     /// The path it listens on.
@@ -95,15 +133,10 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if self.identity.is_some() && self.identity == identity(&self.path) {
-            let _ = std::fs::remove_file(&self.path);
+        if self.identity.is_some() && self.identity == self.found() {
+            let _ = rustix::fs::unlinkat(&self.folder, self.name(), AtFlags::empty());
         }
     }
-}
-
-fn identity(path: &Path) -> Option<(u64, u64)> {
-    let meta = std::fs::symlink_metadata(path).ok()?;
-    Some((meta.dev(), meta.ino()))
 }
 
 /// Removes a socket on which nobody listens.

@@ -31,6 +31,7 @@ use super::{Vm, iothreads, kvm, pci, power, reset_flag};
 use crate::config::{self, Config};
 use crate::metrics::Writer;
 use crate::qmp::{Listener, Monitor, Server, event};
+use crate::sandbox;
 use crate::seccomp::Filters;
 
 /// First port of the ACPI power registers.
@@ -42,6 +43,7 @@ const PANIC_PORT: u16 = 0x505;
 pub fn build(config: &Config) -> Result<Vm, Error> {
     let signals = Signals::take().map_err(Error::system("signals"))?;
     let filters = Filters::compile(config.seccomp)?;
+    let switch = sandbox::enter(config)?;
     let kvm = kvm::open()?;
     arch::vm::check_capabilities(&kvm)?;
     let cpus = arch::vm::check_cpu_count(&kvm, config.cpus as usize)?;
@@ -91,6 +93,10 @@ pub fn build(config: &Config) -> Result<Vm, Error> {
         filters: filters.clone(),
     });
     let vcpus = Vcpus::start(machine, vcpus).map_err(Error::system("starting a vCPU thread"))?;
+    if let (Some(listener), Some((user, group))) = (&listener, switch.user()) {
+        listener.give_to(user, group)?;
+    }
+    switch.apply()?;
     if let Some(filters) = &filters {
         install(filters, &iothreads)?;
     }

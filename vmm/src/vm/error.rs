@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::{config, qmp, seccomp};
+use crate::{config, qmp, sandbox, seccomp};
 
 use super::{console, disks, iothreads, kvm, main_loop, memory};
 
@@ -46,6 +46,9 @@ pub enum Error {
         /// The system's reason.
         error: std::io::Error,
     },
+    /// The sandbox.
+    #[error(transparent)]
+    Sandbox(#[from] sandbox::Error),
     /// The filters of system calls.
     #[error(transparent)]
     Seccomp(#[from] seccomp::Error),
@@ -77,6 +80,7 @@ impl Error {
             | Self::Metrics { .. } => true,
             Self::IoThreads(error) => error.is_usage(),
             Self::Disks(error) => error.is_usage(),
+            Self::Sandbox(error) => error.is_usage(),
             Self::Arch { source, .. } => source.option().is_some(),
             Self::Memory(error) => {
                 !matches!(error, memory::Error::Regions(_) | memory::Error::Slot(..))
