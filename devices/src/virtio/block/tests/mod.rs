@@ -2,6 +2,8 @@
 
 mod alignment;
 mod basics;
+mod board;
+mod cutting;
 mod discard;
 mod faults;
 mod hostile;

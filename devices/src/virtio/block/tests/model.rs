@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 
+use super::board::Wire;
 use super::rig::*;
 use crate::virtio::block::image::{Alignment, DEMANDED};
 use crate::virtio::block::*;
@@ -35,7 +36,8 @@ enum Step {
     Resize(u64),
     Reset,
     Move,
-    Poll(i64),
+    /// One of the iothread's settings.
+    Set(&'static str, i64),
 }
 
 const SECTORS: u64 = 512;
@@ -47,6 +49,19 @@ fn range() -> impl Strategy<Value = (u64, u32)> {
 
 fn cuts() -> impl Strategy<Value = Vec<u32>> {
     prop::collection::vec(1u32..1500, 0..20)
+}
+
+fn setting() -> impl Strategy<Value = (&'static str, i64)> {
+    let values = |name, values: &[i64]| {
+        prop::sample::select(values.to_vec()).prop_map(move |value| (name, value))
+    };
+    prop_oneof![
+        3 => values("poll-max-ns", &[0, 1, 4000, 32768, 1_000_000]),
+        1 => values("poll-grow", &[0, 2, 5]),
+        1 => values("poll-shrink", &[0, 2, 5]),
+        1 => values("poll-weight", &[1, 3, 5]),
+        1 => values("aio-max-batch", &[0, 1, 16]),
+    ]
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -62,7 +77,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (1..=SECTORS * 2).prop_map(Step::Resize),
         1 => Just(Step::Reset),
         1 => Just(Step::Move),
-        1 => prop::sample::select(vec![0, 1, 4000, 32768, 1_000_000]).prop_map(Step::Poll),
+        1 => setting().prop_map(|(name, value)| Step::Set(name, value)),
     ]
 }
 
@@ -113,6 +128,20 @@ fn transfer(
     guest.wait(head)
 }
 
+/// An iothread with one of the polling policies.
+fn policy_thread(number: usize) -> iothread::IoThread {
+    use iothread::PolicyKind::{Always, Context, Off, PerHandler, Weighted};
+    iothread::IoThread::start(iothread::IoThreadConfig {
+        id: format!("t{number}"),
+        context: iothread::ContextConfig {
+            policy: [Weighted, PerHandler, Context, Off, Always][number % 5],
+            ..iothread::ContextConfig::default()
+        },
+        ..iothread::IoThreadConfig::default()
+    })
+    .unwrap()
+}
+
 fn run(engine: EngineKind, strict: bool, steps: Vec<Step>) -> Result<(), TestCaseError> {
     run_as("d0", engine, strict, None, steps)
 }
@@ -129,7 +158,6 @@ fn run_as(
     let mut options = Options::new(file.path())
         .engine(engine)
         .with(|d| d.serial = "model".into());
-    options.threads = 2;
     options.disk.id = id.into();
     options.disk.direct = direct;
     if strict {
@@ -138,7 +166,15 @@ fn run_as(
             offset: 4096,
         }));
     }
-    let mut rig = Rig::new(options);
+    // Behind any transport, on threads of any two polling policies.
+    let dice = steps.len()
+        + steps
+            .iter()
+            .filter(|s| matches!(s, Step::Read { .. }))
+            .count();
+    options.wire = Wire::ALL[dice % 3];
+    let threads = (0..2).map(|i| policy_thread(dice + i)).collect();
+    let mut rig = Rig::on(options, threads);
     DEMANDED.set(None);
     let mut home = 0;
     for step in steps {
@@ -208,9 +244,9 @@ fn run_as(
                 rig.handle.resize(sectors * 512).unwrap();
                 model.resize(sectors as usize * 512, 0);
             }
-            Step::Poll(max_ns) => {
+            Step::Set(name, value) => {
                 for thread in &rig.threads {
-                    thread.remote().set("poll-max-ns", max_ns).unwrap();
+                    thread.remote().set(name, value).unwrap();
                 }
             }
             Step::Reset => {

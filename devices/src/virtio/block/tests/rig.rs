@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use iothread::{ContextConfig, IoThread, IoThreadConfig, PollSettings};
@@ -12,11 +12,11 @@ use tempfile::NamedTempFile;
 use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
 
+use super::board::{Board, Line, Wire};
 use crate::GuestMemory;
 use crate::virtio::block::*;
-use crate::virtio::device::{Activation, ActiveQueue, Interrupt, VirtioDevice};
+use crate::virtio::device::VirtioDevice;
 use crate::virtio::features::{EVENT_IDX, INDIRECT_DESC, VERSION_1};
-use crate::virtio::queue::Queue;
 use crate::virtio::testing::{DriverQueue, INDIRECT, ram};
 
 pub(super) const IN: u32 = 0;
@@ -35,44 +35,6 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(super) const ENGINES: [EngineKind; 3] =
     [EngineKind::IoUring, EngineKind::Native, EngineKind::Threads];
-
-/// Counts interrupts; the driver waits for them.
-#[derive(Default)]
-pub(super) struct Line {
-    raised: Mutex<u64>,
-    changed: Condvar,
-    pub(super) config: AtomicU64,
-    pub(super) needs_reset: AtomicBool,
-}
-
-impl Line {
-    pub(super) fn count(&self) -> u64 {
-        *self.raised.lock().unwrap()
-    }
-
-    fn wait_beyond(&self, seen: u64) -> bool {
-        let raised = self.raised.lock().unwrap();
-        let (_raised, timeout) = self
-            .changed
-            .wait_timeout_while(raised, PATIENCE, |r| *r <= seen)
-            .unwrap();
-        !timeout.timed_out()
-    }
-}
-
-impl Interrupt for Line {
-    fn queue(&self, _index: u16) {
-        *self.raised.lock().unwrap() += 1;
-        self.changed.notify_all();
-    }
-    fn config(&self) {
-        self.config.fetch_add(1, Ordering::SeqCst);
-    }
-    fn needs_reset(&self) {
-        self.needs_reset.store(true, Ordering::SeqCst);
-        self.config.fetch_add(1, Ordering::SeqCst);
-    }
-}
 
 /// Buffers of a request: guest address, length, writable.
 pub(super) type Buffers = Vec<(u64, u32, bool)>;
@@ -145,6 +107,22 @@ impl Guest {
         self.ring.chain_at(table, 0, buffers);
         self.ring
             .desc(head, table, 16 * buffers.len() as u32, INDIRECT, 0);
+        self.note(head, buffers);
+        self.ring.offer(head);
+        head
+    }
+
+    /// Offers a chain at descriptor `head`, which the caller has written and which consists of
+    /// `buffers`.
+    pub(super) fn offer_head(&mut self, head: u16, buffers: &Buffers) -> u16 {
+        self.free.retain(|&free| free != head);
+        self.note(head, buffers);
+        self.ring.offer(head);
+        head
+    }
+
+    /// Remembers where a request's answer will be.
+    fn note(&mut self, head: u16, buffers: &Buffers) {
         let mut input: Vec<(u64, u32)> = buffers
             .iter()
             .filter(|b| b.2)
@@ -160,8 +138,6 @@ impl Guest {
                 .unwrap();
         }
         self.sent.insert(head, Sent { status, input });
-        self.ring.offer(head);
-        head
     }
 
     /// Offers a chain of direct descriptors with its status at `status`.
@@ -291,6 +267,7 @@ pub(super) struct Options {
     pub(super) threads: usize,
     pub(super) poll_max_ns: i64,
     pub(super) features: u64,
+    pub(super) wire: Wire,
 }
 
 impl Options {
@@ -300,6 +277,7 @@ impl Options {
             threads: 1,
             poll_max_ns: 32768,
             features: VERSION_1 | EVENT_IDX | INDIRECT_DESC | ALL_FEATURES,
+            wire: Wire::Bare,
         }
     }
 
@@ -439,7 +417,7 @@ pub(super) fn block(config: DiskConfig, placement: Placement) -> Block {
 /// A disk, its threads and its driver.
 pub(super) struct Rig {
     // Dropped first: its queues are on the threads.
-    pub(super) block: Block,
+    pub(super) block: Board,
     pub(super) handle: BlockHandle,
     pub(super) line: Arc<Line>,
     pub(super) guests: Vec<Guest>,
@@ -462,17 +440,25 @@ impl Rig {
         let placement =
             Placement::new(threads[0].remote(), homes.map(|t| Some(t.remote().clone())));
         let block = block(options.disk, placement);
-        Rig::of(block, options.features, threads)
+        Rig::wired(options.wire, block, options.features, threads)
     }
 
     /// A driver that accepts what it can of `features` for a disk whose threads the caller has.
     pub(super) fn of(block: Block, features: u64, threads: Vec<IoThread>) -> Rig {
+        Rig::wired(Wire::Bare, block, features, threads)
+    }
+
+    fn wired(wire: Wire, block: Block, features: u64, threads: Vec<IoThread>) -> Rig {
+        let mem = ram(RAM_BYTES);
+        let handle = block.handle();
+        let features = features & block.features() | VERSION_1;
+        let block = Board::new(wire, block, &mem);
         let mut rig = Rig {
-            handle: block.handle(),
-            line: Arc::new(Line::default()),
+            handle,
+            line: block.line(),
             guests: Vec::new(),
-            mem: ram(RAM_BYTES),
-            features: features & block.features() | VERSION_1,
+            mem,
+            features,
             block,
             threads,
         };
@@ -482,37 +468,27 @@ impl Rig {
 
     /// What a driver does at its start.
     pub(super) fn activate(&mut self) {
-        self.line = Arc::new(Line::default());
-        self.guests.clear();
-        let mut queues = Vec::new();
-        for (index, size) in (0u16..).zip(self.block.queue_max_sizes()) {
-            let ring = DriverQueue::new(&self.mem, 0x1000 + u64::from(index) * 0x1_0000, size);
-            let notify = Arc::new(EventFd::new(0).unwrap());
-            queues.push(ActiveQueue {
-                index,
-                queue: Queue::new(&self.mem, ring.layout, size, self.features, 0).unwrap(),
-                notify: notify.clone(),
-            });
-            self.guests.push(Guest {
+        self.line = self.block.line();
+        let sizes = (0u64..).zip(self.block.queue_max_sizes());
+        let rings: Vec<DriverQueue> = sizes
+            .map(|(index, size)| DriverQueue::new(&self.mem, 0x1000 + index * 0x1_0000, size))
+            .collect();
+        let kicks = self
+            .block
+            .start(&self.mem, self.features, &rings, &self.line);
+        self.guests = (0..)
+            .zip(rings.into_iter().zip(kicks))
+            .map(|(index, (ring, notify))| Guest {
+                free: (0..ring.layout.size).rev().collect(),
                 ring,
                 notify,
                 line: self.line.clone(),
                 index,
-                free: (0..size).rev().collect(),
                 sent: HashMap::new(),
                 done: HashMap::new(),
                 next_data: DATA + u64::from(index) * 0x100_0000,
-            });
-        }
-        self.block.features_accepted(self.features);
-        self.block
-            .activate(Activation {
-                features: self.features,
-                mem: self.mem.clone(),
-                queues,
-                interrupt: self.line.clone(),
             })
-            .unwrap();
+            .collect();
     }
 
     pub(super) fn reset(&mut self) {
