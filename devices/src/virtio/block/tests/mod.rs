@@ -1,6 +1,7 @@
 //! The block device with a driver in the test, on real iothreads and files.
 
 mod alignment;
+mod backends;
 mod basics;
 mod board;
 mod cutting;

@@ -6,13 +6,13 @@ use super::rig::*;
 use crate::virtio::block::*;
 
 /// A disk whose writes fail for lack of space: an image on a full tmpfs.
-struct Full {
+pub(super) struct Full {
     dir: tempfile::TempDir,
 }
 
 impl Full {
     /// None where mounting is not allowed.
-    fn new() -> Option<Full> {
+    pub(super) fn new() -> Option<Full> {
         let dir = tempfile::tempdir().unwrap();
         let mounted = std::process::Command::new("mount")
             .args(["-t", "tmpfs", "-o", "size=256k", "tmpfs"])
@@ -28,11 +28,21 @@ impl Full {
         Some(Full { dir })
     }
 
-    fn image(&self) -> std::path::PathBuf {
+    pub(super) fn image(&self) -> std::path::PathBuf {
         self.dir.path().join("disk.img")
     }
 
-    fn make_room(&self) {
+    /// Leaves no room at all.
+    pub(super) fn fill(&self) {
+        use std::io::Write;
+        let filler = std::fs::File::options()
+            .append(true)
+            .open(self.dir.path().join("filler"));
+        let mut filler = filler.unwrap();
+        while filler.write_all(&[1; 4096]).is_ok() {}
+    }
+
+    pub(super) fn make_room(&self) {
         std::fs::remove_file(self.dir.path().join("filler")).unwrap();
     }
 }

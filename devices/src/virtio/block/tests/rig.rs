@@ -368,6 +368,11 @@ pub(super) struct LoopDevice {
 impl LoopDevice {
     /// None, and a line that says so, where loop devices cannot be made.
     pub(super) fn new(file: &NamedTempFile, sector_bytes: u32) -> Option<LoopDevice> {
+        LoopDevice::at(file.path(), sector_bytes)
+    }
+
+    /// The same over the image at `path`.
+    pub(super) fn at(path: &Path, sector_bytes: u32) -> Option<LoopDevice> {
         let output = std::process::Command::new("losetup")
             .args([
                 "--find",
@@ -375,7 +380,7 @@ impl LoopDevice {
                 "--sector-size",
                 &sector_bytes.to_string(),
             ])
-            .arg(file.path())
+            .arg(path)
             .output();
         match output {
             Ok(output) if output.status.success() => {
