@@ -3,7 +3,7 @@
 //! The data's path: [`matrix`] says which runs there are; [`runner`] takes them in turns on a
 //! bed, a guest on a VMM ([`fio`] or [`guest`], on machines of [`vm`] with the files of [`disks`]); [`cpu`]
 //! counts the VMM's threads meanwhile; [`record`] keeps it; [`stats`] condenses repetitions;
-//! [`report`] prints them. [`cli`] ties it together.
+//! [`report`] prints them. [`trace`] reads what event loops recorded. [`cli`] ties it together.
 
 pub mod cli;
 pub mod cpu;
@@ -17,4 +17,5 @@ pub mod record;
 pub mod report;
 pub mod runner;
 pub mod stats;
+pub mod trace;
 pub mod vm;

@@ -12,4 +12,5 @@ pub mod seccomp;
 pub mod threads;
 pub mod tools;
 pub mod top;
+pub mod trace;
 pub mod vm;

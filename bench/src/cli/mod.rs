@@ -6,6 +6,7 @@ mod measure;
 mod report;
 #[cfg(test)]
 mod tests;
+mod trace;
 
 use std::path::PathBuf;
 
@@ -29,6 +30,8 @@ enum Command {
     Guest(Box<guest::GuestArgs>),
     /// Print the report of result files again
     Report(report::ReportArgs),
+    /// Read what `pollux --trace` recorded: counts, poll windows, CSV
+    Trace(trace::TraceArgs),
     /// Print two result files side by side
     Compare {
         /// The baseline, written by --json
@@ -76,6 +79,7 @@ pub fn run(cli: Cli) -> Result<(), Error> {
         Command::Fio(args) => fio::run(*args),
         Command::Guest(args) => guest::run(*args),
         Command::Report(args) => report::run(&args),
+        Command::Trace(args) => trace::run(&args),
         Command::Compare { a, b } => {
             let (a, b) = (
                 crate::record::Results::load(&a)?,

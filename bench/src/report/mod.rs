@@ -8,7 +8,7 @@ mod html;
 mod reference;
 #[cfg(test)]
 mod tests;
-mod text;
+pub(crate) mod text;
 
 use crate::matrix::{Layout, Run};
 use crate::record::{Measurement, Results, RunRecord};

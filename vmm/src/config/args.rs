@@ -83,6 +83,11 @@ pub struct RunArgs {
     #[arg(long, value_name = "LIST")]
     pub metrics: Option<String>,
 
+    /// What the event loops do, for `pollux-bench trace`: FILE or
+    /// file=FILE,events=PATTERN:PATTERN,max-size=SIZE,files=N [default: events=*,max-size=64M,files=8]
+    #[arg(long, value_name = "LIST")]
+    pub trace: Option<String>,
+
     /// Messages: LEVEL or level=warn,,iothread=debug,file=FILE [default: warn]
     #[arg(long, value_name = "LIST")]
     pub log: Option<String>,
@@ -138,6 +143,7 @@ impl RunArgs {
             ("serial", &self.serial),
             ("qmp", &self.qmp),
             ("metrics", &self.metrics),
+            ("trace", &self.trace),
             ("log", &self.log),
             ("seccomp", &self.seccomp),
             ("sandbox", &self.sandbox),

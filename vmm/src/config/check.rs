@@ -5,7 +5,10 @@ use std::collections::BTreeSet;
 use iothread::SettingError;
 use tracing_subscriber::filter::LevelFilter;
 
-use super::{Config, Disk, Error, ErrorPolicy, IoThread, Metrics, Size, Transport, placement};
+use super::{
+    Config, Disk, Error, ErrorPolicy, IoThread, Metrics, Size, Trace, Transport, placement,
+};
+use crate::trace;
 use crate::vm::{disks, iothreads};
 
 /// Most vCPUs.
@@ -15,6 +18,11 @@ pub const MIN_MEMORY: Size = Size(64 << 20);
 
 /// Longest time between two writings of the metrics, in seconds.
 pub const MAX_METRICS_INTERVAL: u32 = 86400;
+
+/// Least size of a trace's file: it holds what the busiest loop has to tell at once.
+pub const MIN_TRACE_SIZE: Size = Size(4 << 20);
+/// Most files of a trace.
+pub const MAX_TRACE_FILES: u32 = 1000;
 
 /// The parts of the program that have a log level of their own.
 const LOG_PARTS: [&str; 4] = ["vmm", "devices", "arch", "iothread"];
@@ -37,6 +45,9 @@ pub fn check(config: &Config) -> Result<(), Error> {
         // Root leaves it at will.
         let place = format!("--chroot {}", chroot.display());
         return Err(Error::new(place, "holds nobody who is root; add --user"));
+    }
+    if let Some(trace) = &config.trace {
+        check_trace(trace)?;
     }
     let mut names = BTreeSet::new();
     for iothread in &config.iothread {
@@ -157,6 +168,35 @@ fn check_metrics(metrics: &Metrics) -> Result<(), Error> {
             format!("--metrics interval={}", metrics.interval),
             format!("out of range; give 1 to {MAX_METRICS_INTERVAL} seconds"),
         ));
+    }
+    Ok(())
+}
+
+fn check_trace(trace: &Trace) -> Result<(), Error> {
+    let refuse =
+        |value: String, problem: String| Err(Error::new(format!("--trace {value}"), problem));
+    if trace.file.file_name().is_none() {
+        let problem = "not the name of a file; give file=FILE".to_owned();
+        return refuse(format!("file={}", trace.file.display()), problem);
+    }
+    for pattern in &trace.events {
+        let problem = match trace::select(pattern) {
+            Ok(0) => format!(
+                "no event is called so; there are {}",
+                trace::EVENTS.join(", ")
+            ),
+            Ok(_) => continue,
+            Err(error) => error.to_string(),
+        };
+        return refuse(format!("events={pattern}"), problem);
+    }
+    if trace.max_size < MIN_TRACE_SIZE {
+        let problem = format!("too small; give at least {MIN_TRACE_SIZE}");
+        return refuse(format!("max-size={}", trace.max_size), problem);
+    }
+    if !(1..=MAX_TRACE_FILES).contains(&trace.files) {
+        let problem = format!("out of range; give 1 to {MAX_TRACE_FILES} files");
+        return refuse(format!("files={}", trace.files), problem);
     }
     Ok(())
 }

@@ -29,7 +29,7 @@ use crate::seccomp;
 pub use error::{Error, one_line};
 pub use nearest::nearest;
 pub use sections::{
-    Cache, Disk, Engine, ErrorPolicy, IoThread, Log, Memory, Metrics, Monitor, PollPolicy,
+    Cache, Disk, Engine, ErrorPolicy, IoThread, Log, Memory, Metrics, Monitor, PollPolicy, Trace,
     Transport,
 };
 pub use types::{HugePages, IndexSet, QmpSocket, Serial, Size};
@@ -72,6 +72,9 @@ pub struct Config {
     /// The VM's numbers in a file.
     #[serde(default)]
     pub metrics: Option<Metrics>,
+    /// What the event loops do, in a file.
+    #[serde(default)]
+    pub trace: Option<Trace>,
     /// Messages.
     #[serde(default)]
     pub log: Log,
@@ -154,6 +157,7 @@ fn option_value(key: &str, option: args::Given<'_>) -> Result<Value, Error> {
         "iothread" => section::<IoThread>(text, Some("id")).map(in_list),
         "disk" => section::<Disk>(text, Some("path")).map(in_list),
         "metrics" => section::<Metrics>(text, Some("file")),
+        "trace" => section::<Trace>(text, Some("file")),
         "qmp" => leaf::<QmpSocket>(text),
         "log" => log(text),
         "cpus" => leaf::<u32>(text),

@@ -302,3 +302,31 @@ pub struct Metrics {
 fn ten() -> u32 {
     10
 }
+
+/// `--trace`: what the event loops do, event by event, in a file for `pollux-bench trace`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Trace {
+    /// The file, replaced if there is one; older parts are called `FILE.1` and so on.
+    pub file: PathBuf,
+    /// Events that are on from the start, by name or by pattern with `*` and `?`; all by default. The monitor switches
+    /// them later.
+    #[serde(default = "all_events")]
+    pub events: Vec<String>,
+    /// Size at which the file is followed by the next, at least 4M.
+    #[serde(default = "trace_size")]
+    pub max_size: Size,
+    /// Number of files kept, the one being written included, 1 to 1000.
+    #[serde(default = "trace_files")]
+    pub files: u32,
+}
+
+fn all_events() -> Vec<String> {
+    vec!["*".to_owned()]
+}
+fn trace_size() -> Size {
+    Size(64 << 20)
+}
+fn trace_files() -> u32 {
+    8
+}

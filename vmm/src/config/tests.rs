@@ -245,6 +245,23 @@ fn every_mistake_names_option_value_and_remedy() {
         (&["--metrics", "/"], &["file=/", "file=FILE"]),
         (&["--metrics", "interval=5"], &["file= is missing"]),
         (
+            &["--trace", "t,events=poll_*:pol_grow"],
+            &["--trace events=pol_grow", "did you mean poll_grow?"],
+        ),
+        (
+            &["--trace", "t,events=x*"],
+            &["events=x*", "run_poll_handlers_begin"],
+        ),
+        (
+            &["--trace", "t,max-size=1M"],
+            &["--trace max-size=1M", "at least 4M"],
+        ),
+        (&["--trace", "t,files=0"], &["files=0", "1 to 1000"]),
+        (
+            &["--trace", "t,maxsize=1G"],
+            &["maxsize", "did you mean \"max-size\""],
+        ),
+        (
             &["--config", "/nowhere.json"],
             &["--config /nowhere.json", "readable"],
         ),
@@ -413,6 +430,14 @@ prop_compose! {
 }
 
 prop_compose! {
+    fn trace()(file in text(), events in prop::collection::vec("[a-z_*?]{1,9}", 0..4), max_size in size(), files in any::<u32>())
+        -> Trace
+    {
+        Trace { file: file.into(), events, max_size, files }
+    }
+}
+
+prop_compose! {
     fn whole()(
         kernel in prop::option::of(text()), initrd in prop::option::of(text()), cmdline in text(),
         size in size(), page in size(), prefault in any::<bool>(), shared in any::<bool>(), cpus in any::<u32>(), stats in any::<bool>(),
@@ -423,7 +448,8 @@ prop_compose! {
         level in text(), file in prop::option::of(text()), socket in prop::option::of("[ -~]{1,9}"),
         metrics in prop::option::of((text(), any::<u32>())),
         seccomp in prop::sample::select(vec![seccomp::Mode::On, seccomp::Mode::Log, seccomp::Mode::Off]),
-        sandbox in any::<bool>(), user in prop::option::of(text()), chroot in prop::option::of(text())
+        sandbox in any::<bool>(), user in prop::option::of(text()), chroot in prop::option::of(text()),
+        trace in prop::option::of(trace())
     ) -> Config {
         let hugepages = match page.0 {
             bytes if bytes.is_power_of_two() && bytes >= 65536 => HugePages::Size(page),
@@ -439,6 +465,7 @@ prop_compose! {
             metrics: metrics.map(|(file, interval)| Metrics { file: file.into(), interval }),
             seccomp, sandbox, chroot: chroot.map(Into::into),
             user: user.map(|user| user.parse().unwrap()),
+            trace,
         }
     }
 }
@@ -461,7 +488,13 @@ proptest! {
     }
 
     #[test]
-    fn a_printed_section_is_read_back(disk in disk(), iothread in iothread(), size in size(), file in text()) {
+    fn a_printed_section_is_read_back(
+        disk in disk(), iothread in iothread(), size in size(), file in text(), trace in trace(),
+    ) {
+        // An empty list is left out, and means all of them then.
+        if !trace.events.is_empty() {
+            prop_assert_eq!(from_option::<Trace>(&as_option(&trace)), trace);
+        }
         prop_assert_eq!(from_option::<Disk>(&as_option(&disk)), disk);
         prop_assert_eq!(from_option::<IoThread>(&as_option(&iothread)), iothread);
         let memory = Memory { size, ..Memory::default() };
@@ -472,7 +505,7 @@ proptest! {
 
     #[test]
     fn no_option_text_panics(text in "[a-z0-9=,:+\"-]{0,40}") {
-        for key in ["memory", "iothread", "disk", "log", "cpus", "cpu", "serial"] {
+        for key in ["memory", "iothread", "disk", "log", "trace", "cpus", "cpu", "serial"] {
             if let Err(error) = option_value(key, args::Given::Text(&text)) {
                 prop_assert!(!error.to_string().contains('\n'));
             }

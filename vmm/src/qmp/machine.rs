@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use super::error::Error;
 use crate::config::{Cache, IoThread};
+use crate::trace::Tracer;
 
 /// The id under which [`Machine::main_loop`] is shown.
 pub const MAIN_LOOP_ID: &str = "main";
@@ -44,6 +45,9 @@ pub trait Machine: Send + Sync {
 
     /// The loop of the disks that have no iothread, if there is one.
     fn main_loop(&self) -> Option<IoThreadView>;
+
+    /// What records the loops' events, if they are recorded.
+    fn tracer(&self) -> Option<&Tracer>;
 
     /// Starts an iothread. Its values were checked each by itself; its id may be taken.
     fn add_iothread(&self, config: &IoThread) -> Result<(), Error>;

@@ -11,6 +11,7 @@ use super::machine::{
     Ability, DiskView, IoStatus, IoThreadView, MAIN_LOOP_ID, Machine, RunState, Vcpu,
 };
 use crate::config::{self, Cache};
+use crate::trace::Tracer;
 
 /// Everything is possible, unless `unable` says otherwise.
 pub struct TestMachine {
@@ -19,6 +20,7 @@ pub struct TestMachine {
     pub state: Mutex<RunState>,
     pub iothreads: Mutex<Vec<IoThread>>,
     pub disks: Mutex<Vec<DiskView>>,
+    pub tracer: Option<Tracer>,
     main: IoThreadView,
 }
 
@@ -35,6 +37,7 @@ impl TestMachine {
                 disk("disk0", false, &[Some("io0"), Some("io1")]),
                 disk("disk1", true, &[None]),
             ]),
+            tracer: None,
             main: IoThreadView {
                 id: MAIN_LOOP_ID.to_owned(),
                 thread_id: rustix::thread::gettid().as_raw_nonzero().get(),
@@ -128,6 +131,10 @@ impl Machine for TestMachine {
 
     fn main_loop(&self) -> Option<IoThreadView> {
         Some(self.main.clone())
+    }
+
+    fn tracer(&self) -> Option<&Tracer> {
+        self.tracer.as_ref()
     }
 
     fn add_iothread(&self, config: &config::IoThread) -> Result<(), Error> {

@@ -86,6 +86,9 @@ fn rules(config: &Config) -> Vec<Rule> {
     if let Some(metrics) = &config.metrics {
         rules.push(Rule::new(folder_of(&metrics.file), made));
     }
+    if let Some(trace) = &config.trace {
+        rules.push(Rule::new(folder_of(&trace.file), made));
+    }
     match &config.serial {
         Serial::File(path) => rules.push(Rule::new(folder_of(path), made)),
         Serial::Pty => {
@@ -119,13 +122,14 @@ mod tests {
     #[test]
     fn each_path_is_allowed_what_it_is_for() {
         let config = r#"{"kernel": "/k", "disk": [{"path": "/d"}, {"path": "/r", "readonly": true}],
-            "qmp": "unix:s/q", "metrics": {"file": "m"}, "serial": "file=/l/c"}"#;
+            "qmp": "unix:s/q", "metrics": {"file": "m"}, "trace": {"file": "/t/t"}, "serial": "file=/l/c"}"#;
         assert_eq!(may(config, "/k"), AccessFs::ReadFile);
         assert!(may(config, "/d").contains(AccessFs::ReadFile | AccessFs::WriteFile));
         assert!(!may(config, "/r").contains(AccessFs::WriteFile));
         assert_eq!(may(config, "s"), AccessFs::MakeSock | AccessFs::RemoveFile);
         assert!(may(config, ".").contains(AccessFs::MakeReg));
         assert!(may(config, "/l").contains(AccessFs::MakeReg));
+        assert!(may(config, "/t").contains(AccessFs::MakeReg | AccessFs::RemoveFile));
         assert_eq!(may(config, "/"), BitFlags::EMPTY);
     }
 }

@@ -9,11 +9,12 @@ use serde_json::Value;
 use crate::config::schema::schema;
 
 /// Options whose values are lists of keys, and their types in the schema.
-const LISTS: [(&str, &str); 5] = [
+const LISTS: [(&str, &str); 6] = [
     ("--memory", "Memory"),
     ("--iothread", "IoThread"),
     ("--disk", "Disk"),
     ("--metrics", "Metrics"),
+    ("--trace", "Trace"),
     ("--log", "Log"),
 ];
 

@@ -33,6 +33,7 @@ use crate::metrics::Writer;
 use crate::qmp::{Listener, Monitor, Server, event};
 use crate::sandbox;
 use crate::seccomp::Filters;
+use crate::trace::Tracer;
 
 /// First port of the ACPI power registers.
 const POWER_PORT: u16 = 0x600;
@@ -67,6 +68,14 @@ pub fn build(config: &Config) -> Result<Vm, Error> {
         .iter()
         .map(|iothread| iothreads::start(iothread, &lifecycle))
         .collect::<Result<Vec<_>, _>>()?;
+    let tracer = config.trace.as_ref().map(Tracer::start).transpose()?;
+    let tracer = tracer.map(Arc::new);
+    if let Some(tracer) = &tracer {
+        tracer.add(&context.remote(), "main");
+        for iothread in &iothreads {
+            iothreads::trace(iothread, tracer);
+        }
+    }
     let blocks = disks::open(config, &context.remote(), &iothreads)?;
 
     let vm = Arc::new(kvm::create_vm(&kvm).map_err(Error::ioctl("KVM_CREATE_VM"))?);
@@ -109,6 +118,7 @@ pub fn build(config: &Config) -> Result<Vm, Error> {
         main_loop: context.remote(),
         power_button,
         filters: filters.clone(),
+        tracer: tracer.clone(),
         // Without a monitor nobody takes them.
         events: listener.as_ref().map(|_| events).unwrap_or_default(),
     });
@@ -127,6 +137,7 @@ pub fn build(config: &Config) -> Result<Vm, Error> {
         control,
         monitor,
         metrics: metrics.transpose()?,
+        tracer,
         context,
         serial,
         console,

@@ -24,6 +24,7 @@ use crate::qmp::machine::{
 };
 use crate::qmp::{Error, Event, Sink};
 use crate::seccomp::Filters;
+use crate::trace::Tracer;
 
 /// Longest wait for a guest that resets a disk.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -38,6 +39,7 @@ pub struct Control {
     /// Raises the interrupt of the ACPI power button.
     power_button: EventFd,
     filters: Option<Arc<Filters>>,
+    tracer: Option<Arc<Tracer>>,
     events: Sink,
     state: Mutex<State>,
     /// Held by whoever changes whether the guest runs.
@@ -66,6 +68,8 @@ pub struct Parts {
     pub power_button: EventFd,
     /// What system calls new threads are left with.
     pub filters: Option<Arc<Filters>>,
+    /// Records what the loops do.
+    pub tracer: Option<Arc<Tracer>>,
     /// Where events go.
     pub events: Sink,
 }
@@ -89,6 +93,7 @@ impl Control {
             },
             power_button: parts.power_button,
             filters: parts.filters,
+            tracer: parts.tracer,
             events: parts.events,
             state: Mutex::new(State {
                 run: RunState::Prelaunch,
@@ -291,6 +296,10 @@ impl Machine for Control {
         Some(self.main_loop.clone())
     }
 
+    fn tracer(&self) -> Option<&Tracer> {
+        self.tracer.as_deref()
+    }
+
     fn add_iothread(&self, config: &config::IoThread) -> Result<(), Error> {
         self.check_alive()?;
         let iothread = iothreads::start(config, &self.lifecycle)
@@ -298,6 +307,9 @@ impl Machine for Control {
         if let Some(filters) = &self.filters {
             iothreads::narrow(&iothread, filters)
                 .map_err(|error| Error::failed(error.to_string()))?;
+        }
+        if let Some(tracer) = &self.tracer {
+            iothreads::trace(&iothread, tracer);
         }
         lock(&self.iothreads).push(iothread);
         Ok(())
@@ -308,6 +320,9 @@ impl Machine for Control {
         let at = iothreads.iter().position(|iothread| iothread.id() == id);
         let removed = at.map(|at| iothreads.remove(at));
         drop(iothreads);
+        if let Some(tracer) = &self.tracer {
+            tracer.remove(id);
+        }
         match removed.map(IoThread::stop) {
             None => Err(Error::DeviceNotFound(id.to_owned())),
             Some(Err(panic)) => Err(Error::failed(format!("iothread {id} panicked: {panic}"))),

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::{config, qmp, sandbox, seccomp};
+use crate::{config, qmp, sandbox, seccomp, trace};
 
 use super::{console, disks, iothreads, kvm, main_loop, memory};
 
@@ -52,6 +52,9 @@ pub enum Error {
     /// The filters of system calls.
     #[error(transparent)]
     Seccomp(#[from] seccomp::Error),
+    /// The trace.
+    #[error(transparent)]
+    Trace(#[from] trace::Error),
     /// The main loop.
     #[error(transparent)]
     MainLoop(#[from] main_loop::Error),
@@ -78,6 +81,7 @@ impl Error {
             | Self::Console(_)
             | Self::Qmp(_)
             | Self::Metrics { .. } => true,
+            Self::Trace(error) => matches!(error, trace::Error::Create { .. }),
             Self::IoThreads(error) => error.is_usage(),
             Self::Disks(error) => error.is_usage(),
             Self::Sandbox(error) => error.is_usage(),

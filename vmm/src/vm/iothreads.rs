@@ -9,6 +9,7 @@ use iothread::{
 use super::lifecycle::{Lifecycle, Outcome};
 use crate::config::{self, Monitor, PollPolicy};
 use crate::seccomp::{self, Filters};
+use crate::trace::Tracer;
 
 /// Why an event loop does not start.
 #[derive(Debug, thiserror::Error)]
@@ -102,6 +103,11 @@ pub fn narrow(iothread: &IoThread, filters: &Arc<Filters>) -> Result<(), seccomp
     let call = move |_: &Context| filters.narrow(seccomp::Thread::IoThread);
     // One that has panicked calls nothing any more, and its panic ends the run.
     iothread.remote().call(call).unwrap_or(Ok(()))
+}
+
+/// Records an iothread's events when they are on.
+pub fn trace(iothread: &IoThread, tracer: &Tracer) {
+    tracer.add(iothread.remote(), &format!("IO {}", iothread.id()));
 }
 
 /// The polling settings of an iothread, as its loop takes them.

@@ -40,6 +40,7 @@ use crate::metrics::Writer;
 use crate::qmp::Server;
 use crate::qmp::machine::Machine as _;
 use crate::seccomp::{self, Filters};
+use crate::trace::Tracer;
 
 /// How long the guest's last output may take to be written.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -52,6 +53,7 @@ pub struct Vm {
     control: Arc<Control>,
     monitor: Option<Server>,
     metrics: Option<Writer>,
+    tracer: Option<Arc<Tracer>>,
     context: Context,
     serial: Arc<Serial>,
     console: Console,
@@ -103,6 +105,9 @@ impl Vm {
         for iothread in self.control.take_iothreads() {
             // A panic in it has ended the run already and is its outcome.
             let _ = iothread.stop();
+        }
+        if let Some(tracer) = self.tracer {
+            tracer.finish();
         }
         Ok(outcome?)
     }

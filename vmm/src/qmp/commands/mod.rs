@@ -7,6 +7,7 @@ mod polling;
 mod qom;
 mod query;
 mod run;
+mod trace;
 
 use std::sync::Arc;
 
@@ -62,6 +63,7 @@ impl Monitor {
         polling::register(&mut monitor);
         block::register(&mut monitor);
         hmp::register(&mut monitor);
+        trace::register(&mut monitor);
         let shutdown = monitor.types.add::<ShutdownData>(Direction::Out);
         let io_error = monitor.types.add::<BlockIoError>(Direction::Out);
         let panic = monitor.types.add::<PanicData>(Direction::Out);

@@ -500,3 +500,66 @@ fn polling_is_counted_and_a_changed_setting_shows() {
     let sum = after["hits"].as_u64().unwrap() + after["misses"].as_u64().unwrap();
     assert_eq!(after["windows"], json!(sum));
 }
+
+#[test]
+fn trace_events_are_switched_with_qemus_names_and_shapes() {
+    let dir = tempfile::tempdir().unwrap();
+    let without = monitor();
+    let all = get(&without, "trace-event-get-state", json!({"name": "*"}));
+    assert!(
+        all.as_array()
+            .unwrap()
+            .iter()
+            .all(|event| event["state"] == "unavailable")
+    );
+    let switch = json!({"name": "poll_grow", "enable": true});
+    let text = refusal(&without, "trace-event-set-state", switch);
+    assert!(text.contains("--trace file=FILE"), "{text}");
+    get(
+        &without,
+        "trace-event-set-state",
+        json!({"name": "poll_grow", "enable": true, "ignore-unavailable": true}),
+    );
+
+    let mut machine = TestMachine::new(event::Sink::default());
+    let trace = serde_json::from_value(json!({"file": dir.path().join("trace"), "events": []}));
+    machine.tracer = Some(crate::trace::Tracer::start(&trace.unwrap()).unwrap());
+    let monitor = Monitor::new(Arc::new(machine));
+    let state = |name: &str| get(&monitor, "trace-event-get-state", json!({"name": name}));
+    let set = |name: &str, enable: bool| {
+        let switch = json!({"name": name, "enable": enable});
+        ask(&monitor, "trace-event-set-state", switch)
+    };
+    assert_eq!(
+        state("poll_grow"),
+        json!([{"name": "poll_grow", "state": "disabled"}])
+    );
+    assert_eq!(set("poll_*", true).unwrap(), json!({}));
+    set("poll_shrink", false).unwrap();
+    assert_eq!(
+        state("poll_[gs]*"),
+        json!([]),
+        "only * and ? are special, as in QEMU"
+    );
+    assert_eq!(
+        state("poll_*r*"),
+        json!([
+            {"name": "poll_grow", "state": "enabled"},
+            {"name": "poll_shrink", "state": "disabled"},
+            {"name": "poll_remove", "state": "enabled"},
+            {"name": "poll_observe", "state": "enabled"},
+            {"name": "poll_handler", "state": "enabled"},
+        ])
+    );
+    assert_eq!(state("run_*")[0]["state"], "disabled");
+    for (command, arguments) in [
+        ("trace-event-get-state", json!({"name": "poll_grwo"})),
+        (
+            "trace-event-set-state",
+            json!({"name": "poll_grwo", "enable": true}),
+        ),
+    ] {
+        let text = refusal(&monitor, command, arguments);
+        assert_eq!(text, "unknown event \"poll_grwo\"; did you mean poll_grow?");
+    }
+}
