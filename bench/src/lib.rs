@@ -3,7 +3,8 @@
 //! The data's path: [`matrix`] says which runs there are; [`runner`] takes them in turns on a
 //! bed, a guest on a VMM ([`fio`] or [`guest`], on machines of [`vm`] with the files of [`disks`]); [`cpu`]
 //! counts the VMM's threads meanwhile; [`record`] keeps it; [`stats`] condenses repetitions;
-//! [`report`] prints them. [`trace`] reads what event loops recorded. [`cli`] ties it together.
+//! [`report`] prints them. [`trace`] reads what event loops recorded, [`policy`] tries
+//! polling rules on that and on simulated loads. [`cli`] ties it together.
 
 pub mod cli;
 pub mod cpu;
@@ -11,6 +12,7 @@ pub mod disks;
 pub mod fio;
 pub mod guest;
 pub mod matrix;
+pub mod policy;
 pub mod preset;
 pub mod progress;
 pub mod record;

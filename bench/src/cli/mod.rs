@@ -3,6 +3,7 @@
 mod fio;
 mod guest;
 mod measure;
+mod policy;
 mod report;
 #[cfg(test)]
 mod tests;
@@ -32,6 +33,9 @@ enum Command {
     Report(report::ReportArgs),
     /// Read what `pollux --trace` recorded: counts, poll windows, CSV
     Trace(trace::TraceArgs),
+    /// Try polling rules without a VM
+    #[command(subcommand)]
+    Policy(policy::Command),
     /// Print two result files side by side
     Compare {
         /// The baseline, written by --json
@@ -80,6 +84,7 @@ pub fn run(cli: Cli) -> Result<(), Error> {
         Command::Guest(args) => guest::run(*args),
         Command::Report(args) => report::run(&args),
         Command::Trace(args) => trace::run(&args),
+        Command::Policy(command) => policy::run(&command),
         Command::Compare { a, b } => {
             let (a, b) = (
                 crate::record::Results::load(&a)?,

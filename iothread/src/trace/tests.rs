@@ -1,9 +1,7 @@
 use proptest::prelude::*;
 
 use super::codec::{Decoder, Entry, encode};
-use super::file::{
-    Block, End, FRAME_BYTES, HEADER_BYTES, Header, ReadError, Reader, Thread, Totals,
-};
+use super::file::{Block, End, HEADER_BYTES, Header, ReadError, Reader, Thread, Totals};
 use super::*;
 
 /// An entry that owns its parts.
@@ -75,7 +73,7 @@ fn any_entry() -> impl Strategy<Value = Owned> {
             old,
             new
         })),
-        (node.clone(), any::<i32>(), any::<u32>()).prop_map(move |(node, fd, revents)| {
+        (node, any::<i32>(), any::<u32>()).prop_map(move |(node, fd, revents)| {
             Owned::Event(TraceEvent::PollAdd {
                 ctx,
                 node,
@@ -83,13 +81,19 @@ fn any_entry() -> impl Strategy<Value = Owned> {
                 revents,
             })
         }),
-        (node.clone(), any::<i32>())
-            .prop_map(move |(node, fd)| Owned::Event(TraceEvent::PollRemove { ctx, node, fd })),
-        (node.clone(), any::<u32>()).prop_map(move |(node, revents)| Owned::Event(
+        (node, any::<i32>()).prop_map(move |(node, fd)| Owned::Event(TraceEvent::PollRemove {
+            ctx,
+            node,
+            fd
+        })),
+        (node, any::<u32>()).prop_map(move |(node, revents)| Owned::Event(
             TraceEvent::PollDispatch { ctx, node, revents }
         )),
-        (node.clone(), number())
-            .prop_map(move |(node, ns)| Owned::Event(TraceEvent::PollHandler { ctx, node, ns })),
+        (node, number()).prop_map(move |(node, ns)| Owned::Event(TraceEvent::PollHandler {
+            ctx,
+            node,
+            ns
+        })),
         (
             number(),
             number(),
@@ -287,7 +291,6 @@ fn an_entry_is_some_ten_bytes() {
         &Entry::Event(event),
     );
     assert!(bytes.len() <= 16, "{}", bytes.len());
-    assert!(FRAME_BYTES < 32);
 }
 
 #[test]
