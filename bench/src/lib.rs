@@ -10,6 +10,7 @@ pub mod cli;
 pub mod cpu;
 pub mod disks;
 pub mod fio;
+pub mod footprint;
 pub mod guest;
 pub mod matrix;
 pub mod policy;

@@ -197,7 +197,7 @@ pub fn beside(runs: &[Run], peer: Vmm) -> Vec<Run> {
 }
 
 /// `pollux` beside this program, else by PATH.
-fn default_pollux() -> PathBuf {
+pub(super) fn default_pollux() -> PathBuf {
     std::env::current_exe()
         .ok()
         .map(|own| own.with_file_name("pollux"))

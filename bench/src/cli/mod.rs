@@ -1,6 +1,7 @@
 //! The command line of `pollux-bench`.
 
 mod fio;
+mod footprint;
 mod guest;
 mod measure;
 mod policy;
@@ -29,6 +30,8 @@ enum Command {
     Fio(Box<fio::FioArgs>),
     /// Run the embedded guest over a matrix of loads and settings: results in seconds
     Guest(Box<guest::GuestArgs>),
+    /// What a VM costs that does nothing: start, memory, CPU when idle, size of the program
+    Footprint(footprint::FootprintArgs),
     /// Print the report of result files again
     Report(report::ReportArgs),
     /// Read what `pollux --trace` recorded: counts, poll windows, CSV
@@ -82,6 +85,7 @@ pub fn run(cli: Cli) -> Result<(), Error> {
     match cli.command {
         Command::Fio(args) => fio::run(*args),
         Command::Guest(args) => guest::run(*args),
+        Command::Footprint(args) => footprint::run(&args),
         Command::Report(args) => report::run(&args),
         Command::Trace(args) => trace::run(&args),
         Command::Policy(command) => policy::run(&command),

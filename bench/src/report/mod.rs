@@ -19,6 +19,7 @@ pub use csv::csv;
 pub use html::html;
 pub use reference::reference;
 pub use text::text;
+pub(crate) use text::{lines, plain_table};
 
 /// One run, as reports show it.
 pub struct Row<'a> {
