@@ -13,4 +13,5 @@ pub mod threads;
 pub mod tools;
 pub mod top;
 pub mod trace;
+pub mod vhost_user;
 pub mod vm;

@@ -17,6 +17,7 @@ fn main() -> ExitCode {
         Some(Command::Run(args)) => *args,
         Some(Command::Guest(command)) => return done(vmm::guest::run(&command)),
         Some(Command::Demo(options)) => return done(vmm::demo::run(&options)),
+        Some(Command::VhostUserBlk(args)) => return status(vmm::vhost_user::run(&args)),
         Some(Command::Tool(tool)) => {
             return tools::run(&tool, Cli::command()).unwrap_or_else(|error| {
                 say(&error.to_string());
@@ -25,7 +26,11 @@ fn main() -> ExitCode {
         }
         None => cli.run,
     };
-    match run(&args) {
+    status(run(&args))
+}
+
+fn status(result: Result<ExitCode, Error>) -> ExitCode {
+    match result {
         Ok(status) => status,
         Err(error) => {
             say(&error.to_string());

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::tools::Tool;
-use crate::{demo, guest};
+use crate::{demo, guest, vhost_user};
 
 /// A micro-VMM whose disks run on adaptively polled iothreads.
 #[derive(Debug, Parser)]
@@ -29,6 +29,8 @@ pub enum Command {
     Guest(guest::Command),
     /// Show what the polling rules bring and cost on this machine, in under a minute
     Demo(demo::Options),
+    /// Serve disks to other virtual machine monitors over vhost-user sockets; needs no KVM
+    VhostUserBlk(Box<vhost_user::Options>),
     /// Everything else
     #[command(flatten)]
     Tool(Tool),

@@ -357,22 +357,28 @@ impl Machine for Control {
                 found.remote().clone()
             }
         };
-        let begun = Instant::now();
-        loop {
-            let placement = Placement::single(&home, disk.config().queues);
-            match disk.change_placement(placement) {
-                Ok(()) => return Ok(()),
-                // The guest resets the disk at this moment: that ends soon.
-                Err(BlockError::Busy(_)) if begun.elapsed() < PATIENCE => {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-                Err(error) => return Err(Error::failed(error.to_string())),
+        move_to(disk, &home)
+    }
+}
+
+/// Moves all queues of a disk to one loop; a reset by the guest that is under way is waited for.
+pub(crate) fn move_to(disk: &BlockHandle, home: &Remote) -> Result<(), Error> {
+    let begun = Instant::now();
+    loop {
+        let placement = Placement::single(home, disk.config().queues);
+        match disk.change_placement(placement) {
+            Ok(()) => return Ok(()),
+            // The guest resets the disk at this moment: that ends soon.
+            Err(BlockError::Busy(_)) if begun.elapsed() < PATIENCE => {
+                std::thread::sleep(Duration::from_millis(1));
             }
+            Err(error) => return Err(Error::failed(error.to_string())),
         }
     }
 }
 
-fn view(iothread: &IoThread) -> IoThreadView {
+/// An iothread as the monitor shows it.
+pub(crate) fn view(iothread: &IoThread) -> IoThreadView {
     IoThreadView {
         id: iothread.id().to_owned(),
         thread_id: iothread.thread_id(),
@@ -380,7 +386,8 @@ fn view(iothread: &IoThread) -> IoThreadView {
     }
 }
 
-fn disk_view(disk: &BlockHandle, io_status: IoStatus) -> DiskView {
+/// A disk as the monitor shows it.
+pub(crate) fn disk_view(disk: &BlockHandle, io_status: IoStatus) -> DiskView {
     let config = disk.config();
     let named = |name: String| (name != MAIN_LOOP_ID).then_some(name);
     DiskView {

@@ -100,7 +100,7 @@ impl Vm {
             tracing::warn!("the console takes no output; the guest's last words are lost");
         }
         if self.print_statistics {
-            eprint!("{loops}{}", statistics::disks(&self.disks));
+            eprint!("{loops}{}", statistics::disks(self.disks.handles()));
         }
         for iothread in self.control.take_iothreads() {
             // A panic in it has ended the run already and is its outcome.

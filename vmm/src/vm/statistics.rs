@@ -2,10 +2,9 @@
 
 use std::fmt::Write as _;
 
-use devices::virtio::block::BlockStats;
+use devices::virtio::block::{BlockHandle, BlockStats};
 use iothread::{Context, Stats};
 
-use super::disks::Disks;
 use crate::qmp::machine::IoThreadView;
 
 /// A paragraph for each loop. To be asked for while the disks are attached: a handler's numbers go with it.
@@ -20,9 +19,9 @@ pub fn loops(main: &Context, iothreads: &[IoThreadView]) -> String {
 }
 
 /// A line for each disk.
-pub fn disks(disks: &Disks) -> String {
-    let handles = disks.handles().iter();
-    handles
+pub fn disks(disks: &[BlockHandle]) -> String {
+    let disks = disks.iter();
+    disks
         .map(|disk| disk_report(disk.id(), &disk.stats()))
         .collect()
 }
