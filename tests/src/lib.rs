@@ -3,6 +3,7 @@
 //! ```text
 //! scenario/   what must hold, written once
 //! machine.rs  a VM as a scenario describes it, run by pollux or, beside it, by QEMU's microvm
+//! qmp.rs      a client of the machine's monitor
 //! guest.rs    what the guest boots, and the script that it runs
 //! bed.rs      where that happens: on this host's KVM or in the nested lab
 //! lab.rs      the nested lab: an emulated machine with a real KVM, fed one scenario at a time
@@ -20,5 +21,6 @@ pub mod embedded;
 pub mod guest;
 pub mod lab;
 pub mod machine;
+pub mod qmp;
 pub mod scenario;
 pub mod session;

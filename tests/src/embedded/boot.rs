@@ -1,7 +1,10 @@
 //! Boot protocols, console, every way to end, several CPUs.
 
+use serde_json::json;
+
 use super::vm::{Form, Vm};
 use super::{Bench, Test};
+use crate::qmp::Qmp;
 
 pub const TESTS: &[Test] = &[
     Test::new("boot_pvh", |bench| boots(bench, Form::Pvh, "pvh")),
@@ -23,6 +26,7 @@ pub const TESTS: &[Test] = &[
         exit(bench, "exit=triple", 1, "triple fault")
     }),
     Test::new("exit_panic", |bench| exit(bench, "exit=panic", 1, "panic")),
+    Test::new("exit_is_told_by_the_monitor", exit_is_told_by_the_monitor).needs_qmp(),
     Test::new("exit_exception_is_reported", exit_exception_is_reported),
     Test::new("unknown_option_is_refused", unknown_option_is_refused),
     Test::new(
@@ -98,6 +102,37 @@ fn exit(bench: &Bench, exit: &str, status: i32, words: &str) {
     let mut vm = Vm::new(bench, &format!("{exit} job=a rw=none")).start();
     vm.wait_for("last line", |line| line["done"] == true);
     vm.end().expect(status, words);
+}
+
+/// A guest that is reset ends the run: clients are told both.
+fn exit_is_told_by_the_monitor(bench: &Bench) {
+    let shutdown = |reason: &str| ("SHUTDOWN", json!({"guest": true, "reason": reason}));
+    let reset = ("RESET", json!({"guest": true, "reason": "guest-reset"}));
+    let panicked = ("GUEST_PANICKED", json!({"action": "poweroff"}));
+    for (exit, expected) in [
+        ("", vec![shutdown("guest-shutdown")]),
+        ("exit=reset", vec![reset.clone(), shutdown("guest-reset")]),
+        ("exit=triple", vec![reset, shutdown("guest-reset")]),
+        ("exit=panic", vec![panicked, shutdown("guest-panic")]),
+    ] {
+        let directory = bench.directory();
+        let socket = directory.path().join("qmp");
+        let mut vm = Vm::new(bench, &format!("{exit} job=a rw=echo"))
+            .arguments(&["--qmp", &format!("unix:{}", socket.display())])
+            .start();
+        let monitor = Qmp::connect(&socket);
+        vm.wait_for("invitation", |line| line["reading"] == true);
+        vm.type_text("go on\n");
+        let told = monitor.last_events();
+        vm.end();
+        let told: Vec<_> = told
+            .iter()
+            .map(|event| (event["event"].as_str().unwrap_or(""), event["data"].clone()))
+            // Of the start; who connects later does not hear of it.
+            .filter(|event| event.0 != "RESUME")
+            .collect();
+        assert_eq!(told, expected, "{exit}");
+    }
 }
 
 fn exit_exception_is_reported(bench: &Bench) {

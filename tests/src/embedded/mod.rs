@@ -9,7 +9,7 @@
 //! data.rs      what was written is read again, whatever the engine, the layout and the size
 //! devices.rs   interrupts, notifications, features, what the configuration space tells
 //! stop.rs      signals and sudden death during I/O
-//! settings.rs  settings changed while I/O runs, through qmp.rs
+//! settings.rs  settings changed while I/O runs
 //! syscalls.rs  the system calls that a request costs
 //! hostile.rs   drivers that break the rules
 //! ```
@@ -19,7 +19,6 @@ mod data;
 mod devices;
 mod disk;
 mod hostile;
-mod qmp;
 mod settings;
 mod stop;
 mod syscalls;

@@ -3,9 +3,9 @@
 use serde_json::json;
 
 use super::disk::Image;
-use super::qmp::Qmp;
 use super::vm::Vm;
 use super::{Bench, Test};
+use crate::qmp::Qmp;
 
 pub const TESTS: &[Test] = &[
     Test::new("settings_of_polling_change_during_io", polling).needs_qmp(),

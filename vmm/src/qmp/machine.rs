@@ -131,7 +131,7 @@ pub struct DiskView {
     pub readonly: bool,
     /// The host's page cache is gone around.
     pub direct: bool,
-    /// When writes count as done.
+    /// When writes count as done, at the moment.
     pub cache: Cache,
     /// Its capacity.
     pub size_bytes: u64,

@@ -144,7 +144,12 @@ impl Control {
             self.guest_panicked();
         }
         lock(&self.state).run = RunState::Shutdown;
-        self.events.emit(&Event::Shutdown(cause(outcome)));
+        let cause = cause(outcome);
+        if cause == ShutdownCause::GuestReset {
+            // What the guest did; what comes of it is that the run ends.
+            self.events.emit(&Event::Reset(cause));
+        }
+        self.events.emit(&Event::Shutdown(cause));
     }
 
     /// Takes the iothreads out, to end them. They are no longer shown.
@@ -395,10 +400,11 @@ pub(crate) fn disk_view(disk: &BlockHandle, io_status: IoStatus) -> DiskView {
         path: config.path.clone(),
         readonly: config.readonly,
         direct: disk.image().direct(),
-        cache: match config.cache {
-            CacheMode::Writeback => Cache::Writeback,
-            CacheMode::Writethrough => Cache::Writethrough,
-            CacheMode::Unsafe => Cache::Unsafe,
+        cache: match (config.cache, disk.writeback()) {
+            (CacheMode::Unsafe, _) => Cache::Unsafe,
+            // The guest may have switched it.
+            (_, true) => Cache::Writeback,
+            (_, false) => Cache::Writethrough,
         },
         size_bytes: disk.capacity_bytes(),
         queues: disk.iothreads().into_iter().map(named).collect(),
