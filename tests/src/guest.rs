@@ -19,20 +19,26 @@ report() { printf '@%s\n' "$*"; }
 fail() { report fail "$*"; exit 1; }
 # disk SERIAL: the device of the disk with that serial number.
 disk() {
-    for entry in /sys/block/*; do
-        [ "$(cat "$entry/serial" 2>/dev/null)" = "$1" ] && echo "/dev/${entry##*/}" && return
+    for entry in /sys/block/vd*; do
+        # The file ends without a line's end, of which read complains.
+        read -r found <"$entry/serial"
+        [ "$found" = "$1" ] && echo "/dev/${entry##*/}" && return
     done
     fail "no disk with the serial number $1"
 }
 "#;
 
-/// A kernel image, by the form of its file.
+/// A kernel image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kernel {
-    /// As the distribution ships it.
+    /// Of the distribution's cloud flavour, as it is shipped.
     BzImage,
-    /// The ELF file inside it.
+    /// The ELF file inside that.
     Vmlinux,
+    /// Of the generic flavour, as it is shipped.
+    Generic,
+    /// Of the newer kernel in the distribution's backports, cloud flavour, as it is shipped.
+    Backports,
 }
 
 /// The files that a guest boots.
@@ -65,11 +71,22 @@ impl Guest {
         Guest { root_image, dir }
     }
 
-    /// The kernel image of that form.
+    /// The kernel image; only [`Kernel::Backports`] may not exist.
     pub fn kernel(&self, kernel: Kernel) -> PathBuf {
         self.dir.join(match kernel {
             Kernel::BzImage => "bzImage",
             Kernel::Vmlinux => "vmlinux",
+            Kernel::Generic => "generic/bzImage",
+            Kernel::Backports => "backports/bzImage",
+        })
+    }
+
+    /// The initramfs with that kernel's modules.
+    fn initramfs(&self, kernel: Kernel) -> PathBuf {
+        self.dir.join(match kernel {
+            Kernel::BzImage | Kernel::Vmlinux => "initramfs",
+            Kernel::Generic => "generic/initramfs",
+            Kernel::Backports => "backports/initramfs",
         })
     }
 
@@ -78,13 +95,13 @@ impl Guest {
         &self.root_image
     }
 
-    /// Writes an initramfs to `path` that runs `script` (of a POSIX shell, after the functions
-    /// `report`, `fail` and `disk`) as soon as the guest is up.
+    /// Writes an initramfs for `kernel` to `path` that runs `script` (of a POSIX shell, after the
+    /// functions `report`, `fail` and `disk`) as soon as the guest is up.
     ///
     /// # Errors
     /// A file cannot be read or written.
-    pub fn write_initramfs(&self, path: &Path, script: &str) -> io::Result<()> {
-        let mut archive = fs::read(self.dir.join("initramfs"))?;
+    pub fn write_initramfs(&self, path: &Path, kernel: Kernel, script: &str) -> io::Result<()> {
+        let mut archive = fs::read(self.initramfs(kernel))?;
         let script = format!("{PRELUDE}\n{script}");
         append_archive(
             &mut archive,

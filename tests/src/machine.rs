@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::guest::{Guest, Kernel};
+use crate::qmp::Qmp;
 
 /// How long a guest may be silent before the test gives up: longer than anything here takes, also
 /// in an emulation on a busy host, so that only what hangs runs into it.
@@ -38,31 +39,39 @@ pub struct IoThread {
 pub struct Disk {
     /// The image.
     pub path: PathBuf,
-    /// Its serial number, by which a script finds it.
-    pub serial: &'static str,
+    /// Its serial number, by which a script finds it, and its id in the monitor.
+    pub serial: String,
     /// Whether the guest may only read it.
     pub readonly: bool,
     /// The iothread, if any.
     pub iothread: Option<&'static str>,
     /// The number of queues.
     pub queues: u32,
+    /// Further options, for Pollux only.
+    pub options: String,
 }
 
 impl Disk {
+    /// A disk with one queue on an image that is there.
+    pub fn of(path: PathBuf, serial: impl Into<String>) -> Disk {
+        Disk {
+            path,
+            serial: serial.into(),
+            readonly: false,
+            iothread: None,
+            queues: 1,
+            options: String::new(),
+        }
+    }
+
     /// A new disk of `bytes` zeroes at `path`, with one queue.
     ///
     /// # Panics
     /// The file cannot be made.
-    pub fn create(path: PathBuf, serial: &'static str, bytes: u64) -> Disk {
+    pub fn create(path: PathBuf, serial: impl Into<String>, bytes: u64) -> Disk {
         let made = File::create(&path).and_then(|file| file.set_len(bytes));
         made.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        Disk {
-            path,
-            serial,
-            readonly: false,
-            iothread: None,
-            queues: 1,
-        }
+        Disk::of(path, serial)
     }
 
     /// The same on an iothread.
@@ -74,6 +83,12 @@ impl Disk {
     /// The same with that many queues.
     pub fn with_queues(mut self, queues: u32) -> Disk {
         self.queues = queues;
+        self
+    }
+
+    /// The same with further options of `--disk`, for Pollux only.
+    pub fn with_options(mut self, options: impl Into<String>) -> Disk {
+        self.options = options.into();
         self
     }
 }
@@ -95,6 +110,8 @@ pub struct Machine {
     pub cmdline: &'static str,
     /// What the guest runs, see [`Guest::write_initramfs`].
     pub script: String,
+    /// Whether there is a monitor, see [`Running::monitor`]; Pollux only.
+    pub monitor: bool,
 }
 
 impl Machine {
@@ -108,6 +125,7 @@ impl Machine {
             disks: Vec::new(),
             cmdline: "",
             script: script.into(),
+            monitor: false,
         }
     }
 
@@ -118,7 +136,7 @@ impl Machine {
     pub fn start(&self, vmm: Vmm, program: &Path, guest: &Guest, dir: &Path) -> Running {
         let initramfs = dir.join("initramfs");
         guest
-            .write_initramfs(&initramfs, &self.script)
+            .write_initramfs(&initramfs, self.kernel, &self.script)
             .unwrap_or_else(|error| panic!("{}: {error}", initramfs.display()));
         // That a panic or a reboot ends the run is Pollux's to see to.
         let ending = if vmm == Vmm::Qemu {
@@ -128,13 +146,8 @@ impl Machine {
         };
         let words = ["console=ttyS0 root=/dev/vda ro quiet", ending, self.cmdline];
         let cmdline = words.join(" ");
-        let root = Disk {
-            path: guest.root_image().to_owned(),
-            serial: "root",
-            readonly: true,
-            iothread: None,
-            queues: 1,
-        };
+        let mut root = Disk::of(guest.root_image().to_owned(), "root");
+        root.readonly = true;
         let mut command = match vmm {
             Vmm::Pollux => self.pollux(program, &root),
             Vmm::Qemu => self.qemu(program, &root),
@@ -150,7 +163,13 @@ impl Machine {
                 "-append"
             })
             .arg(cmdline.trim());
-        Running::start(command)
+        let socket = dir.join("qmp");
+        if self.monitor {
+            command
+                .arg("--qmp")
+                .arg(format!("unix:{}", socket.display()));
+        }
+        Running::start(command, socket)
     }
 
     fn pollux(&self, program: &Path, root: &Disk) -> Command {
@@ -170,8 +189,9 @@ impl Machine {
                 readonly,
                 iothread,
                 queues,
+                options,
             } = disk;
-            let mut option = format!("path={},serial={serial}", path.display());
+            let mut option = format!("path={},id={serial},serial={serial}", path.display());
             if *readonly {
                 option += ",readonly=on";
             }
@@ -179,6 +199,9 @@ impl Machine {
                 option += &format!(",iothread={iothread}");
             }
             option += &format!(",queues={queues}");
+            if !options.is_empty() {
+                option += &format!(",{options}");
+            }
             command.arg("--disk").arg(option);
         }
         command
@@ -212,6 +235,7 @@ impl Machine {
                 readonly,
                 iothread,
                 queues,
+                options: _,
             } = disk;
             let readonly = if *readonly { "on" } else { "off" };
             command.arg("-drive").arg(format!(
@@ -255,10 +279,11 @@ pub struct Running {
     stdin: Option<ChildStdin>,
     console: Stream,
     messages: Stream,
+    socket: PathBuf,
 }
 
 impl Running {
-    fn start(mut command: Command) -> Running {
+    fn start(mut command: Command, socket: PathBuf) -> Running {
         command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -276,7 +301,16 @@ impl Running {
             stdin,
             console,
             messages,
+            socket,
         }
+    }
+
+    /// A connection to the monitor, see [`Machine::monitor`].
+    ///
+    /// # Panics
+    /// There is none.
+    pub fn monitor(&self) -> Qmp {
+        Qmp::connect(&self.socket)
     }
 
     /// The process id.
@@ -304,13 +338,22 @@ impl Running {
     /// # Panics
     /// It does not come, the guest reports a failure, or the machine ends.
     pub fn wait_for(&mut self, key: &str) -> String {
+        self.wait_for_nth(key, 1)
+    }
+
+    /// The same for the `nth` report of `key`, counted from 1.
+    ///
+    /// # Panics
+    /// As [`Running::wait_for`].
+    pub fn wait_for_nth(&mut self, key: &str, nth: usize) -> String {
         let mut patience = Patience::new();
         loop {
             let ended = self.console.ended();
             let seen = self.console.len();
             let console = self.console.text();
             let found = reports(&console)
-                .find(|(name, _)| *name == key)
+                .filter(|(name, _)| *name == key)
+                .nth(nth - 1)
                 .map(|(_, v)| v.to_owned());
             if let Some(value) = found {
                 return value;
@@ -326,6 +369,12 @@ impl Running {
             }
             self.console.wait(seen);
         }
+    }
+
+    /// How often the guest has reported `key` so far.
+    pub fn count(&self, key: &str) -> usize {
+        let console = self.console.text();
+        reports(&console).filter(|(name, _)| *name == key).count()
     }
 
     /// Waits for the machine to end.

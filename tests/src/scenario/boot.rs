@@ -79,9 +79,9 @@ fn boot(environment: &Environment, kernel: Kernel) -> Outcome {
     check(&root, "serial", "root");
     check(&root, "readonly", "1");
     for (index, disk) in machine.disks.iter().enumerate() {
-        let device = device(index + 1, disk.serial);
+        let device = device(index + 1, &disk.serial);
         let bytes = disk.path.metadata().expect("it exists").len();
-        check(&device, "serial", disk.serial);
+        check(&device, "serial", &disk.serial);
         check(&device, "sectors", &(bytes / 512).to_string());
         check(&device, "readonly", "0");
         check(

@@ -117,7 +117,7 @@ pub fn verify(environment: &Environment) -> Outcome {
             let disk = machine
                 .disks
                 .iter()
-                .position(|disk| result.name.starts_with(disk.serial));
+                .position(|disk| result.name.starts_with(&disk.serial));
             let job = &round[disk.expect("a job is named by its disk")];
             let kib = span(job.block_bytes) / 1024;
             environment.note(&format!(

@@ -8,14 +8,22 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
-use crate::guest::Guest;
+use crate::guest::{Guest, Kernel};
 use crate::lab;
 use crate::machine::{Disk, IoThread, Machine, Running, Vmm};
 
+mod backends;
 mod boot;
 mod ending;
+mod ending_now;
+mod features;
 mod fio;
 mod idle;
+mod kernels;
+mod live;
+mod many;
+mod mapping;
+mod powerdown;
 mod storage;
 
 /// A scenario.
@@ -43,6 +51,34 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "boot_vmlinux",
         run: boot::vmlinux,
+    },
+    Scenario {
+        name: "kernel_generic",
+        run: kernels::generic,
+    },
+    Scenario {
+        name: "kernel_backports",
+        run: kernels::backports,
+    },
+    Scenario {
+        name: "disks_many",
+        run: many::many,
+    },
+    Scenario {
+        name: "disks_on_iothreads",
+        run: mapping::mapping,
+    },
+    Scenario {
+        name: "disk_features",
+        run: features::features,
+    },
+    Scenario {
+        name: "disk_backends",
+        run: backends::backends,
+    },
+    Scenario {
+        name: "live_changes",
+        run: live::live,
     },
     Scenario {
         name: "storage_content",
@@ -83,6 +119,22 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "ending_triple_fault",
         run: ending::triple_fault,
+    },
+    Scenario {
+        name: "ending_powerdown",
+        run: powerdown::powerdown,
+    },
+    Scenario {
+        name: "ending_quit",
+        run: ending_now::quit,
+    },
+    Scenario {
+        name: "ending_sigterm",
+        run: ending_now::sigterm,
+    },
+    Scenario {
+        name: "ending_sigint",
+        run: ending_now::sigint,
     },
 ];
 
@@ -126,8 +178,13 @@ impl Environment {
         self.dir.path().join(name)
     }
 
+    /// Whether there is that kernel.
+    pub fn has_kernel(&self, kernel: Kernel) -> bool {
+        self.guest.kernel(kernel).is_file()
+    }
+
     /// A new disk image of `bytes` zeroes, named by its serial number.
-    pub fn disk(&self, serial: &'static str, bytes: u64) -> Disk {
+    pub fn disk(&self, serial: &str, bytes: u64) -> Disk {
         Disk::create(self.path(&format!("{serial}.img")), serial, bytes)
     }
 
