@@ -1,6 +1,7 @@
 //! What a request costs the iothread: CPU time, ring enters, interrupts and kicks per request, with
-//! a driver that spins on another CPU. `cargo bench -p devices -- 200000 512 32 io_uring`: requests,
-//! block size, depth, engines.
+//! a driver that spins on another CPU. `cargo bench -p devices --bench hot_path -- 200000 512 32 io_uring
+//! buffered polled`: requests, block size, depth; engines, page cache or not, polled or not, all of
+//! them if none is named.
 //!
 //! Figures of a machine whose CPUs are busy otherwise mean nothing; compare runs that alternate.
 
@@ -179,6 +180,16 @@ fn run(case: &Case, requests: u64, bytes: u32, depth: u16) {
     block.reset();
 }
 
+/// False and true, or the one that an argument names.
+fn either(no: &str, yes: &str) -> Vec<bool> {
+    let named = |word: &str| std::env::args().any(|argument| argument == word);
+    match (named(no), named(yes)) {
+        (true, false) => vec![false],
+        (false, true) => vec![true],
+        _ => vec![false, true],
+    }
+}
+
 fn main() {
     let numbers: Vec<u64> = std::env::args()
         .skip(1)
@@ -191,8 +202,9 @@ fn main() {
     let all = [EngineKind::IoUring, EngineKind::Native, EngineKind::Threads];
     let engines = if named.is_empty() { &all[..] } else { &named };
     for &engine in engines {
-        for direct in [false, true] {
-            for poll_max_ns in [0, 32768] {
+        for direct in either("buffered", "direct") {
+            for polled in either("unpolled", "polled") {
+                let poll_max_ns = if polled { 32768 } else { 0 };
                 let case = Case {
                     engine,
                     direct,

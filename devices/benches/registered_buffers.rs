@@ -1,6 +1,6 @@
 //! What registered buffers (`READ_FIXED`) save beside plain reads into the same memory, on a bare
 //! ring with a registered file: CPU time of the submitting thread a request, turn by turn, as a
-//! ratio with its spread. `cargo bench -p devices --bench registered_buffers`.
+//! ratio with its spread. `cargo bench -p devices --bench registered_buffers -- buffered direct`.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -116,7 +116,12 @@ fn main() {
     let path = tempfile::NamedTempFile::new_in(".").expect("a file here");
     std::fs::write(path.path(), vec![0x5a; FILE_BYTES as usize]).expect("the file's contents");
     path.as_file().sync_all().expect("written");
+    let named = |word: &str| std::env::args().any(|argument| argument == word);
+    let both = named("buffered") == named("direct");
     for direct in [false, true] {
+        if !both && direct != named("direct") {
+            continue;
+        }
         let flags = if direct { libc::O_DIRECT } else { 0 };
         let mut options = File::options();
         let Ok(file) = options.read(true).custom_flags(flags).open(path.path()) else {
@@ -126,7 +131,7 @@ fn main() {
         let mut bench = Bench::new(&file);
         for depth in [1, 32] {
             for bytes in [512, 4096, 8192, 65536] {
-                let requests = if direct { 10_000 } else { 100_000 };
+                let requests = if direct { 1_500 } else { 100_000 };
                 bench.run(requests / 10, depth, bytes, false);
                 bench.run(requests / 10, depth, bytes, true);
                 let mut turns: Vec<(f64, f64)> = (0..TURNS)

@@ -133,6 +133,121 @@ fn configuration() {
 }
 
 #[test]
+fn disks() {
+    if !has_kvm("disks") {
+        return;
+    }
+    let dir = workshop();
+    let write = |name: &str, bytes: &[u8]| std::fs::write(dir.path().join(name), bytes).unwrap();
+    let mut qcow2 = vec![0; 65536];
+    qcow2[..4].copy_from_slice(b"QFI\xfb");
+    write("qcow2", &qcow2);
+    write("short", &[0; 511]);
+    write("blank", &[0; 1 << 16]);
+    let cases: &[(&str, &[&str])] = &[
+        ("missing", &["path=missing", "no such file", "truncate -s"]),
+        ("directory", &["path=directory", "is a directory"]),
+        ("/dev/null", &["path=/dev/null", "is a character device"]),
+        ("empty", &["path=empty", "is empty", "truncate -s"]),
+        ("short", &["path=short", "511 bytes", "one block of 512"]),
+        (
+            "qcow2",
+            &["is a qcow2 image", "qemu-img convert -f qcow2 -O raw qcow2"],
+        ),
+        (
+            "blank,serial=123456789012345678901",
+            &["serial=123456789012345678901", "21 bytes"],
+        ),
+    ];
+    for (disk, parts) in cases {
+        let options = ["--kernel", "good.elf", "--disk", disk];
+        refused(dir.path(), &mut with(&options), parts);
+        refused(dir.path(), &mut with(&options), &["--disk"]);
+    }
+    // One image for two disks.
+    let twice = [
+        "--kernel",
+        "good.elf",
+        "--disk",
+        "blank",
+        "--disk",
+        "blank,id=b",
+    ];
+    let end = run(with(&twice).current_dir(dir.path()));
+    assert_eq!(
+        (end.code(), end.stderr.lines().count()),
+        (Some(2), 1),
+        "{end:?}"
+    );
+    for part in ["path=blank", "given twice", "locking=off"] {
+        assert!(end.stderr.contains(part), "{end:?}");
+    }
+}
+
+/// `script` in a mount namespace of its own, with the program as `$0`; None, with a word, where that
+/// is not allowed.
+fn in_namespace(test: &str, script: &str) -> Option<Command> {
+    let allowed = Command::new("unshare")
+        .args(["--mount", "true"])
+        .output()
+        .is_ok_and(|output| output.status.success());
+    if !allowed {
+        eprintln!("skipped: {test} needs the right to mount");
+        return None;
+    }
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", script]);
+    command.arg(env!("CARGO_BIN_EXE_pollux"));
+    command
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped());
+    Some(command)
+}
+
+#[test]
+fn a_disk_that_may_not_be_written() {
+    let test = "a_disk_that_may_not_be_written";
+    let script = "mount --bind . . && cd . && mount -o remount,bind,ro \"$PWD\" && cd \"$PWD\" && \
+                  exec \"$0\" --kernel good.elf --serial none --disk initrd";
+    let (true, Some(mut command)) = (has_kvm(test), in_namespace(test, script)) else {
+        return;
+    };
+    let dir = workshop();
+    refused(
+        dir.path(),
+        &mut command,
+        &["path=initrd", "cannot be opened for writing", "readonly=on"],
+    );
+}
+
+#[test]
+fn a_filesystem_without_direct_io() {
+    let test = "a_filesystem_without_direct_io";
+    let script = |options: &str| {
+        format!(
+            "mount -t ramfs none directory && truncate -s 1M directory/disk && \
+             exec \"$0\" --kernel good.elf --serial none --disk directory/disk{options}"
+        )
+    };
+    let commands = ["", ",direct=off", ",direct=on"].map(|o| in_namespace(test, &script(o)));
+    let (true, [Some(mut default), Some(mut off), Some(mut on)]) = (has_kvm(test), commands) else {
+        return;
+    };
+    let dir = workshop();
+    // It falls back and says so in one line, unless it was asked for.
+    let end = run(default.current_dir(dir.path()));
+    assert_eq!(end.code(), Some(0), "{end:?}");
+    assert_eq!(end.stderr.lines().count(), 1, "{end:?}");
+    for part in ["directory/disk", "does not allow O_DIRECT", "direct=off"] {
+        assert!(end.stderr.contains(part), "{end:?}");
+    }
+    let end = run(off.current_dir(dir.path()));
+    assert_eq!((end.code(), end.stderr.as_str()), (Some(0), ""));
+    let parts = ["direct=on", "does not allow O_DIRECT", "direct=off"];
+    refused(dir.path(), &mut on, &parts);
+}
+
+#[test]
 fn no_kernel_named() {
     let dir = workshop();
     if has_kvm("no_kernel_named") {

@@ -366,8 +366,8 @@ fn open_direct(
             path: shown(&config.path),
         }),
         None => {
-            tracing::info!(
-                "disk {}: the filesystem of {} does not allow O_DIRECT: the host's page cache is used",
+            tracing::warn!(
+                "disk {}: the filesystem of {} does not allow O_DIRECT, so the host's page cache is used; direct=off says the same without this line",
                 config.id,
                 shown(&config.path)
             );
