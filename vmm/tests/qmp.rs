@@ -5,6 +5,8 @@
 #![allow(clippy::unwrap_used)] // A test that cannot go on fails.
 
 mod common;
+#[path = "qmp/events.rs"]
+mod events;
 #[path = "qmp/foreign.rs"]
 mod foreign;
 #[path = "qmp/live.rs"]
@@ -29,7 +31,7 @@ struct Skipped(String);
 
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
-    let tests: [Test; 12] = [
+    let tests: [Test; 15] = [
         (
             "the_socket_is_private_and_never_left_behind",
             socket::is_private_and_never_left_behind,
@@ -56,6 +58,15 @@ fn main() -> ExitCode {
             live::stops,
         ),
         ("iothreads_come_and_go_under_load", live::iothreads),
+        (
+            "a_full_disk_stops_the_guest_until_there_is_room",
+            events::full_disk,
+        ),
+        ("a_panic_is_told_before_the_end", events::panic),
+        (
+            "trace_events_are_switched_while_the_guest_reads",
+            live::traces,
+        ),
         ("the_tools_show_a_running_vm", foreign::tools),
         ("the_qemu_qmp_package_is_served", foreign::qemu_qmp),
         ("prometheus_reads_the_metrics", foreign::prometheus),

@@ -28,6 +28,7 @@ struct Follower {
     polled_ns: u64,
     vain_ns: u64,
     windows: Histogram<u64>,
+    windows_ns: u128,
     /// Intervals in the recording that the rule comes to as well, and those it does not.
     same: u64,
     other: u64,
@@ -128,6 +129,7 @@ impl Follower {
             polled_ns: 0,
             vain_ns: 0,
             windows: Histogram::new(3).expect("three significant digits are valid"),
+            windows_ns: 0,
             same: 0,
             other: 0,
         }
@@ -143,6 +145,7 @@ impl Follower {
         } else {
             self.vain_ns += window.unsigned_abs();
         }
+        self.windows_ns += u128::from(window.unsigned_abs());
         // Grows as needed.
         let _ = self.windows.record(window.unsigned_abs());
         // A recording that began in the middle does not tell who is listed.
@@ -154,11 +157,7 @@ impl Follower {
         self.changes += u64::from(self.policy.window_ns() != window_ns);
     }
 
-    #[allow(
-        clippy::cast_precision_loss,
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss
-    )] // Parts of a whole, and a mean of times.
+    #[allow(clippy::cast_precision_loss)] // Parts of a whole.
     fn row(&self, thread: &str, rule: String) -> Row {
         let part = |count: u64, all: u64| count as f64 / all as f64;
         let compared = self.same + self.other;
@@ -167,7 +166,8 @@ impl Follower {
             rule,
             iterations: self.iterations,
             changes: self.changes,
-            window_mean_ns: self.windows.mean() as u64,
+            window_mean_ns: u64::try_from(self.windows_ns / u128::from(self.iterations))
+                .unwrap_or(u64::MAX),
             window_p50_ns: self.windows.value_at_quantile(0.5),
             window_p90_ns: self.windows.value_at_quantile(0.9),
             within: part(self.within, self.iterations),

@@ -8,6 +8,7 @@ use tracing_subscriber::filter::LevelFilter;
 use super::{
     Config, Disk, Error, ErrorPolicy, IoThread, Metrics, Size, Trace, Transport, placement,
 };
+use crate::qmp::machine::MAIN_LOOP_ID;
 use crate::trace;
 use crate::vm::{disks, iothreads};
 
@@ -52,7 +53,7 @@ pub fn check(config: &Config) -> Result<(), Error> {
     let mut names = BTreeSet::new();
     for iothread in &config.iothread {
         let place = format!("--iothread id={}", iothread.id);
-        check_id(&iothread.id).map_err(|problem| Error::new(&place, problem))?;
+        check_iothread_id(&iothread.id).map_err(|problem| Error::new(&place, problem))?;
         if !names.insert(&iothread.id) {
             return Err(Error::new(
                 place,
@@ -209,6 +210,16 @@ pub fn check_id(id: &str) -> Result<(), String> {
     good.then_some(()).ok_or_else(|| {
         "not a name; begin with a letter, then letters, digits, \"-\", \".\" and \"_\"".to_owned()
     })
+}
+
+/// Checks the name of an iothread.
+pub fn check_iothread_id(id: &str) -> Result<(), String> {
+    if id == MAIN_LOOP_ID {
+        return Err(format!(
+            "{MAIN_LOOP_ID:?} is what the loop of the main thread is called; give another id"
+        ));
+    }
+    check_id(id)
 }
 
 /// Checks the numbers of an iothread.

@@ -256,6 +256,14 @@ fn every_mistake_names_option_value_and_remedy() {
             &["--trace", "t,max-size=1M"],
             &["--trace max-size=1M", "at least 4M"],
         ),
+        (
+            &["--iothread", "main"],
+            &[
+                "--iothread id=main",
+                "loop of the main thread",
+                "another id",
+            ],
+        ),
         (&["--trace", "t,files=0"], &["files=0", "1 to 1000"]),
         (
             &["--trace", "t,maxsize=1G"],

@@ -1,12 +1,19 @@
 //! Changing a VM while its guest verifies what it reads and writes.
 
+use std::collections::HashMap;
+use std::fs::File;
 use std::time::Instant;
+
+use iothread::policy::{Iteration, Policy, PolicyKind};
+use iothread::trace::TraceEvent;
+use iothread::trace::codec::{Decoder, Entry};
+use iothread::trace::file::{Block, End, Reader};
 
 use serde_json::{Value, json};
 use vmm::qmp::session::Session;
 
 use crate::Held;
-use crate::vm::{Vm, execute, operations, reports};
+use crate::vm::{Options, Vm, execute, operations, reports};
 
 /// How often.
 const TIMES: usize = 1000;
@@ -216,5 +223,101 @@ pub fn iothreads() -> Held {
     let left = execute(&mut session, "query-iothreads", json!({}));
     assert_eq!(left.as_array().map(Vec::len), Some(2), "{left}");
     end_well(vm, &mut session, "iothreads");
+    Ok(())
+}
+
+/// Follows the recorded rule through a trace file and compares every interval and window. Returns how many events each
+/// name has.
+fn follow(path: &std::path::Path) -> HashMap<&'static str, u64> {
+    let mut counts = HashMap::new();
+    let mut rules: HashMap<u16, Box<dyn Policy>> = HashMap::new();
+    let mut kinds: HashMap<u16, PolicyKind> = HashMap::new();
+    let mut reader = Reader::new(File::open(path).unwrap()).unwrap();
+    let mut end = None;
+    let slot = |node: u64| u32::try_from(node).unwrap();
+    while let Some(block) = reader.next_block().unwrap() {
+        match block {
+            Block::Thread(number, thread) => {
+                kinds.insert(number, thread.policy.parse().unwrap());
+            }
+            Block::Totals(_, totals) => assert_eq!(totals.lost, 0),
+            Block::End(how) => end = Some(how),
+            Block::Events {
+                thread,
+                base_ns,
+                entries,
+            } => {
+                let mut decoder = Decoder::new(&entries, 0, base_ns);
+                while let Some((_, entry)) = decoder.next().unwrap() {
+                    let event = match entry {
+                        Entry::Settings { settings, .. } => {
+                            let fresh = || kinds[&thread].build(&settings);
+                            rules.entry(thread).or_insert_with(fresh).reset(&settings);
+                            continue;
+                        }
+                        Entry::Event(event) => event,
+                        _ => continue,
+                    };
+                    *counts.entry(event.name()).or_default() += 1;
+                    let rule = rules.get_mut(&thread).expect("settings come first");
+                    match event {
+                        TraceEvent::PollAdd { node, .. } => rule.list(slot(node)),
+                        TraceEvent::PollRemove { node, .. } => rule.unlist(slot(node)),
+                        TraceEvent::PollObserve {
+                            block_ns,
+                            dispatch_ns,
+                            active,
+                            ..
+                        } => rule.observe(&Iteration::new(block_ns, dispatch_ns, active)),
+                        TraceEvent::PollHandler { node, ns, .. } => {
+                            assert_eq!(rule.handler_ns(slot(node)), ns);
+                        }
+                        TraceEvent::PollGrow { new, .. } | TraceEvent::PollShrink { new, .. } => {
+                            assert_eq!(rule.window_ns(), new);
+                        }
+                        _ => {}
+                    }
+                }
+            }
+        }
+    }
+    assert_eq!(end, Some(End::Closed));
+    counts
+}
+
+pub fn traces() -> Held {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("trace");
+    let option = format!("file={},events=poll_*", path.display());
+    let vm = Vm::with(&Options {
+        jobs: &verifying_jobs(),
+        more: &["--trace", &option],
+    })?;
+    let mut session = vm.connect_at_work();
+    let switch = |session: &mut Session, name: &str, enable: bool| {
+        let arguments = json!({"name": name, "enable": enable});
+        execute(session, "trace-event-set-state", arguments);
+    };
+    // From the start on, with changes of settings and homes, everything that the rule did can be followed.
+    for step in 0..50 {
+        set(&mut session, "io0", "poll-weight", 1 + step % 5);
+        let home = ["io1", "io0"][usize::try_from(step).unwrap() % 2];
+        let arguments = json!({"device": "d0", "iothread": home});
+        execute(&mut session, "blockdev-change-iothread", arguments);
+        switch(&mut session, "run_*", step % 2 == 0);
+    }
+    let before = operations(&mut session);
+    crate::common::wait_for("the guest goes on", || {
+        operations(&mut session) > before + 200
+    });
+    switch(&mut session, "*", false);
+    let states = execute(&mut session, "trace-event-get-state", json!({"name": "*"}));
+    let states = states.as_array().unwrap();
+    assert!(states.iter().all(|event| event["state"] == "disabled"));
+    end_well(vm, &mut session, "traces");
+    let counts = follow(&path);
+    for name in ["poll_add", "poll_observe", "poll_handler", "poll_dispatch"] {
+        assert!(counts.get(name) > Some(&0), "{name}: {counts:?}");
+    }
     Ok(())
 }

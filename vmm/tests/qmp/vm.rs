@@ -47,17 +47,27 @@ impl Vm {
 
     /// Starts with more options.
     pub fn with(options: &Options<'_>) -> Result<Self, Skipped> {
-        needs_kvm()?;
         let dir = tempfile::tempdir().unwrap();
-        let guest = dir.path().join("guest");
+        Self::prepare(dir.path())?;
+        let child = Self::command(dir.path(), options).spawn().unwrap();
+        Ok(Self::adopt(child, dir))
+    }
+
+    /// A VM that was started by other means in `dir`.
+    pub fn adopt(child: Child, dir: tempfile::TempDir) -> Self {
+        let child = Some(child);
+        Self { child, dir }
+    }
+
+    /// Makes `guest` and `d0.img` in a directory.
+    pub fn prepare(dir: &Path) -> Held {
+        needs_kvm()?;
         let image =
             vmm::guest::image(vmm::guest::Form::Pvh).map_err(|error| Skipped(error.to_string()))?;
-        std::fs::write(&guest, image).unwrap();
-        let disk = dir.path().join("d0.img");
-        File::create(&disk).unwrap().set_len(DISK_BYTES).unwrap();
-        let child = Self::command(dir.path(), options).spawn().unwrap();
-        let child = Some(child);
-        Ok(Self { child, dir })
+        std::fs::write(dir.join("guest"), image).unwrap();
+        let disk = File::create(dir.join("d0.img")).unwrap();
+        disk.set_len(DISK_BYTES).unwrap();
+        Ok(())
     }
 
     /// The program with its options, in a directory that has `guest` and `d0.img`.

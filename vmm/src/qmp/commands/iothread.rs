@@ -71,7 +71,7 @@ pub(super) fn query_iothreads(monitor: &Monitor, _: Empty) -> Result<Vec<IoThrea
 
 fn object_add(monitor: &Monitor, options: ObjectOptions) -> Result<Empty, Error> {
     let config = options.iothread;
-    check::check_id(&config.id)
+    check::check_iothread_id(&config.id)
         .map_err(|problem| Error::failed(format!("id={}: {problem}", config.id)))?;
     check::check_iothread(&config).map_err(Error::Failed)?;
     if is_known(monitor, &config.id) {
