@@ -438,6 +438,9 @@ impl State {
         self.list_completions();
         self.mark_active(COMPLETIONS);
         self.note_completion();
+        if self.completion_revents() == 0 {
+            self.shared.handlers.slot(COMPLETIONS).hits.add(1);
+        }
         self.trace(|ctx| TraceEvent::PollDispatch {
             ctx,
             node: COMPLETIONS.into(),

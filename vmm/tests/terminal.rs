@@ -194,6 +194,51 @@ fn a_stopped_process_gives_the_terminal_back_and_takes_it_again() {
 }
 
 #[test]
+fn a_job_in_the_background_leaves_the_terminal_alone_until_it_is_brought_forward() {
+    if !has_kvm("a_job_in_the_background_leaves_the_terminal_alone_until_it_is_brought_forward") {
+        return;
+    }
+    let image = Image::new(&Program::new().print("the guest is awake").echo());
+    let mut shell = Command::new("bash");
+    shell
+        .args(["--norc", "--noprofile", "--noediting", "-i"])
+        .env("PS1", "prompt ");
+    let mut session = Session::start(&mut shell);
+    let line = format!(
+        "{} --kernel {} --memory 64M &\n",
+        env!("CARGO_BIN_EXE_pollux"),
+        image.path.display()
+    );
+    session.screen.write_all(line.as_bytes()).unwrap();
+    session.expect("the guest is awake");
+    for round in 1..=2 {
+        // The shell has the terminal and its keys.
+        assert!(!session.is_raw());
+        let line = format!("echo still $((40 + {round})) here\n");
+        session.screen.write_all(line.as_bytes()).unwrap();
+        session.expect(&format!("still {} here", 40 + round));
+        assert!(!session.is_raw());
+        // Nothing is typed after this until the guest has the terminal.
+        session.screen.write_all(b"fg\n").unwrap();
+        wait_for("raw mode in the foreground", || session.is_raw());
+        let text = format!("round {round} in the guest");
+        session.screen.write_all(text.as_bytes()).unwrap();
+        session.expect(&text);
+        if round == 1 {
+            // Back again, stopped and continued by the shell.
+            let pollux = rustix::termios::tcgetpgrp(&session.screen).unwrap();
+            rustix::process::kill_process_group(pollux, Signal::TSTP).unwrap();
+            wait_for("the shell's settings", || !session.is_raw());
+            session.screen.write_all(b"bg\n").unwrap();
+        }
+    }
+    session.screen.write_all(b"q").unwrap();
+    wait_for("the shell's settings", || !session.is_raw());
+    session.screen.write_all(b"exit\n").unwrap();
+    assert_eq!(finish(session.child).code(), Some(0));
+}
+
+#[test]
 fn a_panic_restores_the_terminal() {
     // The test binary runs itself as the program that panics.
     let mut command = Command::new(std::env::current_exe().unwrap());

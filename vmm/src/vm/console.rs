@@ -59,6 +59,9 @@ pub enum Input {
     Watch,
     /// Go on, without watching the descriptor until [`Console::offer`] says so.
     Wait,
+    /// Another job has the terminal: go on without watching the descriptor until [`Console::resume`] says so. A shell
+    /// tells nobody that it brings a running job to the foreground, so that this has to be asked for from time to time.
+    Background,
     /// There will be no more input.
     End,
     /// The user wants to leave.
@@ -111,14 +114,19 @@ impl Console {
         self.source.as_ref().map(|source| source.fd().as_raw_fd())
     }
 
+    /// Whether input comes from a terminal that another job has.
+    pub fn in_background(&self) -> bool {
+        self.raw.as_ref().is_some_and(|raw| !raw.has_terminal())
+    }
+
     /// Reads what was typed and offers it to `serial`.
     pub fn read(&mut self, serial: &Serial) -> Input {
         let Some(source) = self.source.as_ref().filter(|_| !self.ended) else {
             return Input::End;
         };
-        if self.raw.as_ref().is_some_and(|raw| !raw.has_terminal()) {
-            // Reading would stop this process: another job has the terminal.
-            return Input::Wait;
+        if self.in_background() {
+            // Reading would stop this process.
+            return Input::Background;
         }
         let mut buffer = [0; 4096];
         let count = match rustix::io::read(source.fd(), &mut buffer) {

@@ -1,12 +1,16 @@
 //! The main thread while the guest runs: signals, console input, the end of the run.
 
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use devices::serial::Serial;
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
 use iothread::Context;
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_settime,
+};
 
 use super::console::{Console, Input};
 use super::control::Control;
@@ -15,6 +19,9 @@ use super::signals::{Request, Signals};
 
 /// How long a guest that reported a panic may go on, to write its last messages and reset itself.
 const PANIC_GRACE: Duration = Duration::from_secs(1);
+
+/// How often a job in the background looks whether it has the terminal by now.
+const LOOK_NS: i64 = 200_000_000;
 
 /// The event loop cannot work.
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +32,9 @@ pub enum Error {
     /// The loop inside.
     #[error("main loop: {0}")]
     Context(#[from] iothread::Error),
+    /// The timer.
+    #[error("main loop: {0}")]
+    Timer(#[from] rustix::io::Errno),
 }
 
 /// Everything that the main thread listens to.
@@ -51,6 +61,10 @@ pub fn run(parts: MainLoop) -> Result<Outcome, Error> {
     manager.add_subscriber(Subscriber {
         parts,
         context_fd,
+        look: timerfd_create(
+            TimerfdClockId::Monotonic,
+            TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,
+        )?,
         input: Watch::Off,
     });
     let mut panic_deadline = None;
@@ -86,15 +100,17 @@ enum Token {
     Input,
     InputRoom,
     Context,
+    Look,
 }
 
 impl Token {
-    const ALL: [Self; 5] = [
+    const ALL: [Self; 6] = [
         Self::Signal,
         Self::Lifecycle,
         Self::Input,
         Self::InputRoom,
         Self::Context,
+        Self::Look,
     ];
 }
 
@@ -110,6 +126,8 @@ enum Watch {
 struct Subscriber {
     parts: MainLoop,
     context_fd: RawFd,
+    /// Runs while another job has the terminal.
+    look: OwnedFd,
     input: Watch,
 }
 
@@ -120,11 +138,16 @@ impl MutEventSubscriber for Subscriber {
             (self.parts.lifecycle.event().as_raw_fd(), Token::Lifecycle),
             (self.parts.serial.input_room().as_raw_fd(), Token::InputRoom),
             (self.context_fd, Token::Context),
+            (self.look.as_raw_fd(), Token::Look),
         ];
         for (fd, token) in always {
             if let Err(error) = ops.add(events(fd, token)) {
                 self.fail(error);
             }
+        }
+        if self.parts.console.in_background() {
+            self.look_every(LOOK_NS);
+            return;
         }
         self.watch_input(ops);
         if self.input == Watch::Impossible {
@@ -158,6 +181,10 @@ impl MutEventSubscriber for Subscriber {
             Some(Token::Context) => {
                 self.parts.context.dispatch();
             }
+            Some(Token::Look) => {
+                let _ = rustix::io::read(&self.look, &mut [0u8; 8]);
+                self.take_terminal(ops);
+            }
             None => {}
         }
     }
@@ -172,11 +199,33 @@ impl Subscriber {
                 // SAFETY: raise(3) has no preconditions.
                 unsafe { libc::raise(libc::SIGSTOP) };
             }
-            Request::Resume => {
-                if self.parts.console.resume() {
-                    self.watch_input(ops);
-                }
-            }
+            Request::Resume => self.take_terminal(ops),
+        }
+    }
+
+    /// Takes the terminal if this job has it; otherwise looks again soon.
+    fn take_terminal(&mut self, ops: &mut EventOps) {
+        if self.parts.console.resume() {
+            self.look_every(0);
+            self.watch_input(ops);
+        } else if self.parts.console.in_background() {
+            self.unwatch_input(ops);
+            self.look_every(LOOK_NS);
+        }
+    }
+
+    /// Looks again and again; 0 stops that.
+    fn look_every(&mut self, interval_ns: i64) {
+        let interval = Timespec {
+            tv_sec: 0,
+            tv_nsec: interval_ns,
+        };
+        let timer = Itimerspec {
+            it_interval: interval,
+            it_value: interval,
+        };
+        if let Err(errno) = timerfd_settime(&self.look, TimerfdTimerFlags::empty(), &timer) {
+            tracing::warn!("the terminal is not looked at in the background: {errno}");
         }
     }
 
@@ -195,6 +244,7 @@ impl Subscriber {
         match input {
             Input::Watch => self.watch_input(ops),
             Input::Wait | Input::End => self.unwatch_input(ops),
+            Input::Background => self.take_terminal(ops),
             Input::Leave => self
                 .parts
                 .lifecycle

@@ -105,6 +105,9 @@ pub fn settings() -> Held {
     wait(&mut session, 200);
     let on = polling(&mut session, "io0");
     assert!(number(&on, "hits") > number(&still_off, "hits"), "{on}");
+    let handlers = on["handlers"].as_array().unwrap();
+    let completions = handlers.iter().find(|one| one["name"] == "completions");
+    assert!(number(completions.unwrap(), "hits") > 0, "{on}");
     // All of them, many times, in every order, while the guest verifies.
     let properties = [
         ("poll-max-ns", [0, 1, 32_768, 200_000, i64::MAX]),
