@@ -44,8 +44,8 @@ impl Preset {
                 "engine=native,io_uring",
             ],
         };
-        // The embedded guest has one job on each vCPU.
-        if tool == Tool::Guest {
+        // The others have no jobs beside each other.
+        if tool != Tool::Fio {
             words.retain(|word| !word.starts_with("numjobs="));
         }
         words

@@ -88,6 +88,9 @@ pub struct Measurement {
     /// Interrupts that the guest's driver got, for each I/O.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interrupts_per_io: Option<f64>,
+    /// System calls of the VMM for each I/O, where they could be counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub syscalls_per_io: Option<f64>,
     /// Polling statistics of the VMM, where it gives them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub polling: Vec<Polling>,

@@ -9,6 +9,7 @@ mod report;
 #[cfg(test)]
 mod tests;
 mod trace;
+mod vhost;
 
 use std::path::PathBuf;
 
@@ -32,6 +33,8 @@ enum Command {
     Guest(Box<guest::GuestArgs>),
     /// What a VM costs that does nothing: start, memory, CPU when idle, size of the program
     Footprint(footprint::FootprintArgs),
+    /// Load back ends over vhost-user, ours and QEMU's storage daemon: no guest, no KVM
+    Vhost(Box<vhost::VhostArgs>),
     /// Print the report of result files again
     Report(report::ReportArgs),
     /// Read what `pollux --trace` recorded: counts, poll windows, CSV
@@ -86,6 +89,7 @@ pub fn run(cli: Cli) -> Result<(), Error> {
         Command::Fio(args) => fio::run(*args),
         Command::Guest(args) => guest::run(*args),
         Command::Footprint(args) => footprint::run(&args),
+        Command::Vhost(args) => vhost::run(*args),
         Command::Report(args) => report::run(&args),
         Command::Trace(args) => trace::run(&args),
         Command::Policy(command) => policy::run(&command),
@@ -176,7 +180,7 @@ pub struct Common {
 /// Whom to compare with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Peer {
-    /// QEMU's microvm machine
+    /// QEMU's microvm machine; with vhost its storage daemon
     Qemu,
 }
 

@@ -265,6 +265,7 @@ fn measurement(files: &Files, status: i32, cpu: Usage) -> Result<Measurement, Fa
         guest_cpu: text("mpstat.json").and_then(|t| output::mpstat(&t).ok()),
         kicks_per_io: None,
         interrupts_per_io: interrupts.filter(|_| ios > 0.0).map(|n| n / ios),
+        syscalls_per_io: None,
         polling: Vec::new(),
     })
 }

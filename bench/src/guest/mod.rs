@@ -186,6 +186,7 @@ fn measurement(job: &JobLine, cpu: Usage) -> Measurement {
         guest_cpu: None,
         kicks_per_io: per_io(job.kicks),
         interrupts_per_io: per_io(job.interrupts),
+        syscalls_per_io: None,
         polling: Vec::new(),
     }
 }

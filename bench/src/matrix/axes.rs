@@ -43,7 +43,7 @@ pub fn axis(name: &str) -> Option<&'static Axis> {
     AXES.iter().find(|axis| axis.name == name)
 }
 
-const BOTH: &[Tool] = &[Tool::Fio, Tool::Guest];
+const ALL: &[Tool] = &[Tool::Fio, Tool::Guest, Tool::Vhost];
 
 const RW: &[(&str, Rw)] = &[
     ("read", Rw::Read),
@@ -127,7 +127,7 @@ pub static AXES: &[Axis] = &[
     Axis {
         name: "rw",
         kind: Kind::Load,
-        tools: BOTH,
+        tools: ALL,
         takes: "read, write, randread, randwrite, rw or randrw",
         set: |run, v| pick(RW, v).map(|x| run.rw = x),
         get: |run| name_of(RW, &run.rw),
@@ -136,7 +136,7 @@ pub static AXES: &[Axis] = &[
     Axis {
         name: "bs",
         kind: Kind::Load,
-        tools: BOTH,
+        tools: ALL,
         takes: "a multiple of 512 bytes up to 16M, such as 512, 4k or 1M",
         set: |run, v| {
             bytes(v)
@@ -149,7 +149,7 @@ pub static AXES: &[Axis] = &[
     Axis {
         name: "iodepth",
         kind: Kind::Load,
-        tools: BOTH,
+        tools: ALL,
         takes: "1 to 1024",
         set: |run, v| whole(v, 1, 1024).map(|n| run.iodepth = n),
         get: |run| Some(run.iodepth.to_string()),
@@ -176,7 +176,7 @@ pub static AXES: &[Axis] = &[
     Axis {
         name: "completion",
         kind: Kind::Load,
-        tools: &[Tool::Guest],
+        tools: &[Tool::Guest, Tool::Vhost],
         takes: "interrupt or poll",
         set: |run, v| word(COMPLETIONS, v).map(|s| run.completion = Some(s)),
         get: |run| run.completion.clone(),
@@ -185,7 +185,7 @@ pub static AXES: &[Axis] = &[
     Axis {
         name: "think-ns",
         kind: Kind::Load,
-        tools: &[Tool::Guest],
+        tools: &[Tool::Guest, Tool::Vhost],
         takes: "nanoseconds from 0 to 1000000000",
         set: |run, v| whole(v, 0, 1_000_000_000).map(|n| run.think_ns = Some(n)),
         get: |run| run.think_ns.map(|n| n.to_string()),
@@ -194,7 +194,7 @@ pub static AXES: &[Axis] = &[
     Axis {
         name: "disks",
         kind: Kind::Placement,
-        tools: BOTH,
+        tools: ALL,
         takes: "1 to 255",
         set: |run, v| whole(v, 1, 255).map(|n| run.disks = n),
         get: |run| Some(run.disks.to_string()),
@@ -203,7 +203,7 @@ pub static AXES: &[Axis] = &[
     Axis {
         name: "iothreads",
         kind: Kind::Placement,
-        tools: BOTH,
+        tools: ALL,
         takes: "0 (the main loop) to 64",
         set: |run, v| whole(v, 0, 64).map(|n| run.iothreads = n),
         get: |run| Some(run.iothreads.to_string()),
@@ -218,7 +218,7 @@ pub static AXES: &[Axis] = &[
     Axis {
         name: "queues",
         kind: Kind::Placement,
-        tools: BOTH,
+        tools: ALL,
         takes: "1 to 64 (virtqueues of each disk)",
         set: |run, v| whole(v, 1, 64).map(|n| run.queues = n),
         get: |run| Some(run.queues.to_string()),
@@ -227,8 +227,8 @@ pub static AXES: &[Axis] = &[
     Axis {
         name: "vcpus",
         kind: Kind::Placement,
-        tools: BOTH,
-        takes: "1 to 64",
+        tools: ALL,
+        takes: "1 to 64 (vhost: threads of the load)",
         set: |run, v| whole(v, 1, 64).map(|n| run.vcpus = n),
         get: |run| Some(run.vcpus.to_string()),
         short: |v| format!("{v} vcpus"),
@@ -236,8 +236,8 @@ pub static AXES: &[Axis] = &[
     Axis {
         name: "vmm",
         kind: Kind::Setting,
-        tools: BOTH,
-        takes: "pollux or qemu",
+        tools: ALL,
+        takes: "pollux or qemu (vhost: its storage daemon)",
         set: |run, v| pick(VMMS, v).map(|x| run.vmm = x),
         get: |run| name_of(VMMS, &run.vmm),
         short: as_is,
@@ -245,7 +245,7 @@ pub static AXES: &[Axis] = &[
     Axis {
         name: "engine",
         kind: Kind::Setting,
-        tools: BOTH,
+        tools: ALL,
         takes: "io_uring, native (Linux AIO) or threads",
         set: |run, v| pick(ENGINES, v).map(|x| run.engine = x),
         get: |run| name_of(ENGINES, &run.engine),
@@ -254,7 +254,7 @@ pub static AXES: &[Axis] = &[
     Axis {
         name: "direct",
         kind: Kind::Setting,
-        tools: BOTH,
+        tools: ALL,
         takes: "on or off (O_DIRECT on the host)",
         set: |run, v| pick(SWITCH, v).map(|x| run.direct = x),
         get: |run| name_of(SWITCH, &run.direct),
@@ -269,7 +269,7 @@ pub static AXES: &[Axis] = &[
     Axis {
         name: "poll-policy",
         kind: Kind::Setting,
-        tools: BOTH,
+        tools: ALL,
         takes: "weighted, per-handler, context, off, always or auto",
         set: |run, v| word(POLICIES, v).map(|s| run.poll_policy = Some(s)),
         get: |run| run.poll_policy.clone(),
@@ -278,7 +278,7 @@ pub static AXES: &[Axis] = &[
     Axis {
         name: "poll-weight",
         kind: Kind::Setting,
-        tools: BOTH,
+        tools: ALL,
         takes: "0 (the default weight) to 63",
         set: |run, v| whole(v, 0, 63).map(|n| run.poll_weight = Some(n)),
         get: |run| run.poll_weight.map(|n| n.to_string()),
@@ -287,7 +287,7 @@ pub static AXES: &[Axis] = &[
     Axis {
         name: "poll-max-ns",
         kind: Kind::Setting,
-        tools: BOTH,
+        tools: ALL,
         takes: "nanoseconds from 0 (no polling) to 1000000000",
         set: |run, v| whole(v, 0, 1_000_000_000).map(|n| run.poll_max_ns = Some(n)),
         get: |run| run.poll_max_ns.map(|n| n.to_string()),
@@ -296,7 +296,7 @@ pub static AXES: &[Axis] = &[
     Axis {
         name: "poll-grow",
         kind: Kind::Setting,
-        tools: BOTH,
+        tools: ALL,
         takes: "0 (the default) to 1000000",
         set: |run, v| whole(v, 0, 1_000_000).map(|n| run.poll_grow = Some(n)),
         get: |run| run.poll_grow.map(|n| n.to_string()),
@@ -305,7 +305,7 @@ pub static AXES: &[Axis] = &[
     Axis {
         name: "poll-shrink",
         kind: Kind::Setting,
-        tools: BOTH,
+        tools: ALL,
         takes: "0 (the default) to 1000000",
         set: |run, v| whole(v, 0, 1_000_000).map(|n| run.poll_shrink = Some(n)),
         get: |run| run.poll_shrink.map(|n| n.to_string()),
@@ -314,7 +314,7 @@ pub static AXES: &[Axis] = &[
     Axis {
         name: "poll-completions",
         kind: Kind::Setting,
-        tools: BOTH,
+        tools: ALL,
         takes: "on or off",
         set: |run, v| pick(SWITCH, v).map(|x| run.poll_completions = Some(x)),
         get: |run| run.poll_completions.and_then(|d| name_of(SWITCH, &d)),
@@ -323,7 +323,7 @@ pub static AXES: &[Axis] = &[
     Axis {
         name: "aio-max-batch",
         kind: Kind::Setting,
-        tools: BOTH,
+        tools: ALL,
         takes: "0 (the default) to 65536",
         set: |run, v| whole(v, 0, 65_536).map(|n| run.aio_max_batch = Some(n)),
         get: |run| run.aio_max_batch.map(|n| n.to_string()),
@@ -332,7 +332,7 @@ pub static AXES: &[Axis] = &[
     Axis {
         name: "monitor",
         kind: Kind::Setting,
-        tools: BOTH,
+        tools: ALL,
         takes: "auto, io_uring, epoll or ppoll",
         set: |run, v| word(MONITORS, v).map(|s| run.monitor = Some(s)),
         get: |run| run.monitor.clone(),

@@ -29,6 +29,8 @@ pub enum Tool {
     Fio,
     /// The embedded bare-metal guest.
     Guest,
+    /// A driver of our own at a vhost-user back end.
+    Vhost,
 }
 
 impl Tool {
@@ -37,6 +39,7 @@ impl Tool {
         match self {
             Tool::Fio => "fio",
             Tool::Guest => "guest",
+            Tool::Vhost => "vhost",
         }
     }
 }

@@ -42,6 +42,7 @@ const FIGURES: &[Column] = &[
     ("kicks_per_io", |m| m.kicks_per_io),
     ("interrupts_per_io", |m| m.interrupts_per_io),
     ("enters_per_io", Measurement::enters_per_io),
+    ("syscalls_per_io", |m| m.syscalls_per_io),
     ("poll_hits", |m| polling(m, |p| p.hits)),
     ("poll_misses", |m| polling(m, |p| p.misses)),
     ("polled_ns", |m| polling(m, |p| p.polled_ns)),

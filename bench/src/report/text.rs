@@ -199,11 +199,12 @@ pub(crate) fn groups(record: &RunRecord) -> Vec<Group> {
 /// What an I/O costs and how long it takes, as far as the load tells.
 fn per_io_table(rows: &[Row<'_>]) -> String {
     type Figure = (&'static str, usize, fn(&Measurement) -> Option<f64>);
-    let figures: [Figure; 9] = [
+    let figures: [Figure; 10] = [
         ("io-cpu ns/io", 0, Measurement::io_cpu_per_io),
         ("kicks/io", 3, |m| m.kicks_per_io),
         ("irqs/io", 3, |m| m.interrupts_per_io),
         ("enters/io", 3, Measurement::enters_per_io),
+        ("syscalls/io", 3, |m| m.syscalls_per_io),
         ("p50 µs", 1, |m| m.latency.map(|l| l.p50_ns / 1e3)),
         ("p99 µs", 1, |m| m.latency.map(|l| l.p99_ns / 1e3)),
         ("p99.9 µs", 1, |m| m.latency.map(|l| l.p999_ns / 1e3)),

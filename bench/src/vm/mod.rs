@@ -121,7 +121,7 @@ impl Programs {
 
 /// Which iothreads serve the `index`-th loaded disk: disks take turns; where there are more
 /// iothreads than disks, a disk with several queues takes several.
-fn iothreads_of_disk(run: &Run, index: u32) -> Vec<u32> {
+pub(crate) fn iothreads_of_disk(run: &Run, index: u32) -> Vec<u32> {
     if run.iothreads == 0 {
         return Vec::new();
     }
@@ -135,7 +135,7 @@ fn iothreads_of_disk(run: &Run, index: u32) -> Vec<u32> {
 
 /// The settings of every iothread, as `name=value` in the words of both VMMs; a name that a VMM
 /// does not know was dropped from the run.
-fn iothread_settings(run: &Run) -> Vec<(&'static str, String)> {
+pub(crate) fn iothread_settings(run: &Run) -> Vec<(&'static str, String)> {
     let switch = |on: bool| if on { "on" } else { "off" }.to_string();
     [
         ("poll-policy", run.poll_policy.clone()),
@@ -153,6 +153,6 @@ fn iothread_settings(run: &Run) -> Vec<(&'static str, String)> {
 }
 
 /// A value in a `key=value` list: its commas are doubled.
-fn quoted(text: &str) -> String {
+pub(crate) fn quoted(text: &str) -> String {
     text.replace(',', ",,")
 }

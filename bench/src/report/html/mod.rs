@@ -25,6 +25,7 @@ pub fn html(results: &Results) -> String {
     let title = match results.tool {
         crate::matrix::Tool::Fio => "fio in a Linux guest: IOPS against CPU",
         crate::matrix::Tool::Guest => "Embedded guest: IOPS against CPU",
+        crate::matrix::Tool::Vhost => "vhost-user: IOPS against CPU",
     };
     let _ = write!(
         page,

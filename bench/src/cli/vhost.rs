@@ -1,0 +1,73 @@
+//! `pollux-bench vhost`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+
+use super::measure::{Defaults, Plan};
+use super::{Common, Error, axes_help, duration};
+use crate::matrix::Tool;
+use crate::vhost::{self, VhostBed};
+use crate::vm::Programs;
+
+#[derive(Debug, Args)]
+#[command(after_help = axes_help(Tool::Vhost))]
+pub(super) struct VhostArgs {
+    #[command(flatten)]
+    common: Common,
+
+    /// The peer
+    #[arg(long, value_name = "FILE", default_value = "qemu-storage-daemon")]
+    storage_daemon: PathBuf,
+
+    /// Measured interval, such as 2s or 500ms
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = duration)]
+    runtime: Duration,
+
+    /// Load before it
+    #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = duration)]
+    ramp: Duration,
+
+    /// What any step may take beyond its duration
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
+    patience: Duration,
+}
+
+pub(super) fn run(args: VhostArgs) -> Result<(), Error> {
+    let mut common = args.common;
+    common.qemu = args.storage_daemon;
+    let mut skipped = None;
+    if common.peer.is_some() {
+        let programs = Programs {
+            pollux: PathBuf::new(),
+            qemu: common.qemu.clone(),
+            qemu_accel: String::new(),
+            qemu_firmware: None,
+            pollux_has_qmp: false,
+        };
+        skipped = vhost::missing(&programs);
+        if let Some(why) = &skipped {
+            eprintln!("pollux-bench: the peer is skipped: {why}");
+            common.peer = None;
+        }
+    }
+    let defaults = Defaults {
+        tool: Tool::Vhost,
+        rounds: 5,
+        warm_up: 1,
+    };
+    let mut plan = Plan::new(common, &defaults, |_| false)?;
+    if let Some(why) = skipped {
+        let remark = format!("the peer was skipped: {why}");
+        plan.results.conditions.remarks.push(remark);
+    }
+    let mut bed = VhostBed {
+        programs: plan.programs.clone(),
+        disks: plan.disks.paths.clone(),
+        ramp: args.ramp,
+        runtime: args.runtime,
+        patience: args.patience,
+    };
+    plan.execute(&mut bed)
+}
