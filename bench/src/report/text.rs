@@ -196,25 +196,32 @@ pub(crate) fn groups(record: &RunRecord) -> Vec<Group> {
     all
 }
 
+/// A column: its name, decimals and figure.
+pub(super) type Figure = (&'static str, usize, fn(&Measurement) -> Option<f64>);
+
+/// What an I/O costs and how long it takes.
+const PER_IO: [Figure; 10] = [
+    ("io-cpu ns/io", 0, Measurement::io_cpu_per_io),
+    ("kicks/io", 3, |m| m.kicks_per_io),
+    ("irqs/io", 3, |m| m.interrupts_per_io),
+    ("enters/io", 3, Measurement::enters_per_io),
+    ("syscalls/io", 3, |m| m.syscalls_per_io),
+    ("p50 µs", 1, |m| m.latency.map(|l| l.p50_ns / 1e3)),
+    ("p99 µs", 1, |m| m.latency.map(|l| l.p99_ns / 1e3)),
+    ("p99.9 µs", 1, |m| m.latency.map(|l| l.p999_ns / 1e3)),
+    ("guest busy", 1, |m| m.guest_cpu.map(|c| 100.0 - c.idle)),
+    ("host busy", 1, |m| Some(100.0 - m.cpu.host.idle_percent)),
+];
+
+/// The figures of an I/O that the load tells.
+pub(super) fn known_figures(rows: &[Row<'_>]) -> Vec<&'static Figure> {
+    let known = |figure: &&Figure| rows.iter().any(|row| row.summary(figure.2).is_some());
+    PER_IO.iter().filter(known).collect()
+}
+
 /// What an I/O costs and how long it takes, as far as the load tells.
 fn per_io_table(rows: &[Row<'_>]) -> String {
-    type Figure = (&'static str, usize, fn(&Measurement) -> Option<f64>);
-    let figures: [Figure; 10] = [
-        ("io-cpu ns/io", 0, Measurement::io_cpu_per_io),
-        ("kicks/io", 3, |m| m.kicks_per_io),
-        ("irqs/io", 3, |m| m.interrupts_per_io),
-        ("enters/io", 3, Measurement::enters_per_io),
-        ("syscalls/io", 3, |m| m.syscalls_per_io),
-        ("p50 µs", 1, |m| m.latency.map(|l| l.p50_ns / 1e3)),
-        ("p99 µs", 1, |m| m.latency.map(|l| l.p99_ns / 1e3)),
-        ("p99.9 µs", 1, |m| m.latency.map(|l| l.p999_ns / 1e3)),
-        ("guest busy", 1, |m| m.guest_cpu.map(|c| 100.0 - c.idle)),
-        ("host busy", 1, |m| Some(100.0 - m.cpu.host.idle_percent)),
-    ];
-    let known: Vec<&Figure> = figures
-        .iter()
-        .filter(|(_, _, f)| rows.iter().any(|row| row.summary(f).is_some()))
-        .collect();
+    let known = known_figures(rows);
     let mut header = vec!["run", "load"];
     header.extend(known.iter().map(|(name, _, _)| *name));
     let mut table = plain_table(&header, 2);

@@ -239,7 +239,7 @@ fn by_octave(buckets: &[(u64, u64)]) -> Vec<(u64, u64)> {
 /// Parts of the CPU's time in the order in which they are stacked.
 const PARTS: [&str; 5] = [
     "iothreads",
-    "main",
+    "main, others",
     "kernel I/O",
     "vCPU in guest",
     "vCPU exits",
@@ -280,7 +280,7 @@ pub fn cpu_of_an_io(runs: &[Series<'_>], title: &str) -> Option<String> {
         let top = 6.0 + row_height * index as f64;
         drawing.text("name end", name_width - 8.0, top + 15.0, &series.row.name);
         let mut sum_us = 0.0;
-        for (part, ns) in parts.iter().enumerate() {
+        for (part, ns) in parts.iter().enumerate().filter(|(_, ns)| **ns > 0.0) {
             let us = ns / 1e3;
             let (from, to) = (x.at(sum_us), x.at(sum_us + us));
             sum_us += us;
@@ -302,8 +302,9 @@ pub fn cpu_of_an_io(runs: &[Series<'_>], title: &str) -> Option<String> {
         );
     }
     drawing.text("caption middle", 525.0, bottom + 32.0, "CPU of an I/O, µs");
-    for (part, name) in PARTS.iter().enumerate() {
-        let at = name_width + 130.0 * part as f64;
+    let used = |part: &usize| bars.iter().any(|(_, parts)| parts[*part] > 0.0);
+    for (place, part) in (0..PARTS.len()).filter(used).enumerate() {
+        let (at, name) = (name_width + 130.0 * place as f64, PARTS[part]);
         drawing.bar(
             &format!("fill p{part}"),
             at,

@@ -42,8 +42,10 @@ pub fn html(results: &Results) -> String {
             .collect::<String>();
         let _ = writeln!(page, "<div class=\"notes\"><ul>{items}</ul></div>");
     }
-    page += &table(results, &rows);
     let groups = groups(&rows);
+    page += &summary(&rows, &groups);
+    page += &table(results, &rows);
+    page += &per_io(&rows);
     if groups.len() > 3 {
         let links = groups.iter().map(|g| {
             format!(
@@ -123,6 +125,105 @@ fn date(unix: u64) -> String {
     format!(
         "{year}-{month:02}-{:02} {hour:02}:{minute:02} UTC",
         days + 1
+    )
+}
+
+/// Loads whose winners are named; a longer list is not read.
+const NAMED_LOADS: usize = 8;
+
+/// What to take away: of each load the run with the most IOPS, and the one with the least CPU an I/O.
+fn summary(rows: &[Row<'_>], groups: &[Vec<usize>]) -> String {
+    let compared = groups.iter().filter(|group| group.len() > 1);
+    let mut items = String::new();
+    for group in compared.take(NAMED_LOADS) {
+        let best = |figure: &dyn Fn(&Row<'_>) -> Option<Summary>, sign: f64| {
+            let known = group.iter().filter_map(|&i| Some((i, figure(&rows[i])?)));
+            known.max_by(|a, b| (sign * a.1.median).total_cmp(&(sign * b.1.median)))
+        };
+        let iops = |row: &Row<'_>| row.iops;
+        let cost = |row: &Row<'_>| row.summary(Measurement::io_cpu_per_io);
+        let (Some(most), Some(least)) = (best(&iops, 1.0), best(&cost, -1.0)) else {
+            continue;
+        };
+        let base = &rows[rows[group[0]].baseline].name;
+        let _ = writeln!(
+            items,
+            "<li><b>{}</b>: most IOPS <b>{}</b>, {}{}; least CPU an I/O <b>{}</b>, {:.2} µs{}</li>",
+            escape(&section_title(&rows[group[0]])),
+            escape(&rows[most.0].name),
+            thousands(most.1.median),
+            compared_text(against_baseline(rows, most.0, iops), base),
+            escape(&rows[least.0].name),
+            least.1.median / 1e3,
+            compared_text(against_baseline(rows, least.0, cost), base),
+        );
+    }
+    match items.is_empty() {
+        true => items,
+        false => format!("<div class=\"summary\"><ul>\n{items}</ul></div>\n"),
+    }
+}
+
+/// A difference in words, in parentheses.
+fn compared_text(difference: Option<Difference>, base: &str) -> String {
+    let Some(difference) = difference else {
+        return " (the baseline)".into();
+    };
+    let verdict = match difference.verdict {
+        Verdict::Noise => ", inside the noise",
+        Verdict::Unknown => ", measured once",
+        _ => "",
+    };
+    let percent = difference.percent;
+    format!(" ({percent:+.0}% to {}{verdict})", escape(base))
+}
+
+/// A whole number with thin spaces between its thousands.
+fn thousands(number: f64) -> String {
+    let digits = format!("{number:.0}");
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push('\u{202f}');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// What an I/O costs: notifications, system calls, sleeps.
+fn per_io(rows: &[Row<'_>]) -> String {
+    // Those of the main table are not repeated.
+    let figures: Vec<_> = super::text::known_figures(rows)
+        .into_iter()
+        .filter(|(name, _, _)| name.ends_with("/io") && !name.starts_with("io-cpu"))
+        .collect();
+    if figures.is_empty() {
+        return String::new();
+    }
+    let mut head = String::from("<th class=\"left\">run</th><th class=\"left\">load</th>");
+    for (name, _, _) in &figures {
+        let _ = write!(head, "<th>{name}</th>");
+    }
+    let mut body = String::new();
+    for row in rows.iter().filter(|row| row.iops.is_some()) {
+        let (name, load) = (escape(&row.name), escape(&row.load));
+        let _ = write!(
+            body,
+            "<tr><td class=\"left\">{name}</td><td class=\"left\">{load}</td>"
+        );
+        for (_, decimals, figure) in &figures {
+            let value = row.summary(figure);
+            let text = value.map_or("–".into(), |s| format!("{:.*}", *decimals, s.median));
+            let _ = write!(body, "<td>{text}</td>");
+        }
+        body += "</tr>\n";
+    }
+    format!(
+        "<h3 class=\"under\">What happens for an I/O</h3>\n<div class=\"scroll\"><table><thead><tr>{head}</tr></thead>\
+         <tbody>\n{body}</tbody></table></div>\n\
+         <p class=\"faint\">kicks: notifications by the driver. irqs: interrupts that it got. enters: calls of \
+         io_uring_enter by the VMM. syscalls: all its system calls.</p>\n"
     )
 }
 
@@ -269,6 +370,11 @@ fn figure_cells(
     format!("<td>{value}</td>{diff}")
 }
 
+fn has_vcpus(row: &Row<'_>) -> bool {
+    let mut groups = row.record.measurements().flat_map(|m| &m.cpu.groups);
+    groups.any(|usage| !usage.group.is_io())
+}
+
 /// What the runs of a section have in common.
 fn section_title(first: &Row<'_>) -> String {
     match first.run().iothreads {
@@ -310,19 +416,23 @@ fn section(rows: &[Row<'_>], group: &[usize], names: &[String]) -> String {
             let _ = writeln!(charts, "<figure><h3>{title}</h3>{chart}</figure>");
         }
     };
-    figure(
-        "IOPS against CPU of the whole VMM",
-        charts::iops_against_cpu(&series, &title, Measurement::cpu_percent, "CPU, % of one"),
-    );
-    figure(
-        "IOPS against CPU of the I/O threads",
-        charts::iops_against_cpu(
-            &series,
-            &title,
-            Measurement::io_cpu_percent,
-            "CPU of all threads but vCPUs, % of one",
-        ),
-    );
+    let whole =
+        charts::iops_against_cpu(&series, &title, Measurement::cpu_percent, "CPU, % of one");
+    // A back end without a guest has no other threads than those of I/O.
+    if series.iter().any(|s| has_vcpus(s.row)) {
+        figure("IOPS against CPU of the whole VMM", whole);
+        figure(
+            "IOPS against CPU of the I/O threads",
+            charts::iops_against_cpu(
+                &series,
+                &title,
+                Measurement::io_cpu_percent,
+                "CPU of all threads but vCPUs, % of one",
+            ),
+        );
+    } else {
+        figure("IOPS against CPU of the back end", whole);
+    }
     figure("Latency", charts::latency(&series, &title));
     figure("Polling windows", charts::poll_windows(&series, &title));
     let wide = charts::cpu_of_an_io(&series, &title).map_or(String::new(), |chart| {

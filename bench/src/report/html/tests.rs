@@ -61,6 +61,7 @@ fn the_page_is_whole_and_needs_nothing_else() {
         page.matches("w2: 120000 IOPS (118800 to 121200)").count(),
         2
     );
+    assert!(page.contains("<b>w2</b>, 120\u{202f}000 (+20% to "));
     assert!(page.contains("class=\"better\">+20.0%"));
     assert!(page.contains("class=\"noise\">+0.5% noise"));
 }
@@ -76,4 +77,29 @@ fn a_page_can_be_made_of_failures() {
     check_nesting(&page);
     assert!(page.contains("failed") && page.contains("not measured"));
     assert!(!page.contains("<section "));
+}
+
+#[test]
+fn a_back_end_without_a_guest_has_one_picture_of_cpu_and_its_system_calls() {
+    let mut results = sample();
+    for record in &mut results.runs {
+        for m in record.rounds.iter_mut().flatten() {
+            m.cpu.groups.retain(|usage| usage.group.is_io());
+            m.syscalls_per_io = Some(0.25);
+        }
+    }
+    let page = html(&results);
+    check_nesting(&page);
+    assert!(page.contains("CPU of the back end") && !page.contains("CPU of the whole VMM"));
+    assert!(!page.contains("vCPU exits"));
+    assert!(page.contains("<th>syscalls/io</th>") && page.contains("<td>0.250</td>"));
+}
+
+#[test]
+fn thousands_are_set_apart() {
+    let texts = [0.0, 999.0, 1000.0, 1_234_567.0].map(thousands);
+    assert_eq!(
+        texts,
+        ["0", "999", "1\u{202f}000", "1\u{202f}234\u{202f}567"]
+    );
 }
