@@ -207,6 +207,8 @@ pub struct Layout {
     fixed: Vec<&'static str>,
     /// Axes of load and placement that vary and have no column in every table.
     further: Vec<&'static str>,
+    /// Whether the number of iothreads does: it has a column in the main table alone.
+    iothreads: bool,
 }
 
 /// Axes of load and placement that every table has a column for.
@@ -240,18 +242,21 @@ impl Layout {
             .into_iter()
             .filter(|name| !COLUMNS.contains(name))
             .collect();
+        let iothreads = varying(Kind::Placement).contains(&"iothreads");
         let settings = varying(Kind::Setting);
         if settings.is_empty() {
             Layout {
                 named: varying(Kind::Placement),
                 fixed: names(&[Kind::Load]),
                 further,
+                iothreads,
             }
         } else {
             Layout {
                 named: settings,
                 fixed: names(&[Kind::Load, Kind::Placement]),
                 further,
+                iothreads,
             }
         }
     }
@@ -286,6 +291,14 @@ impl Layout {
             if let Some(value) = (axis.get)(run) {
                 text += &format!(" {}={value}", axis.name);
             }
+        }
+        // Where it names the run, its name says so.
+        if self.iothreads && !self.named.contains(&"iothreads") {
+            text += &match run.iothreads {
+                0 => ", main loop".to_string(),
+                1 => ", 1 iothread".to_string(),
+                n => format!(", {n} iothreads"),
+            };
         }
         text
     }

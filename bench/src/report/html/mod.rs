@@ -378,6 +378,9 @@ fn has_vcpus(row: &Row<'_>) -> bool {
 /// What the runs of a section have in common.
 fn section_title(first: &Row<'_>) -> String {
     match first.run().iothreads {
+        _ if first.load.contains("iothread") || first.load.contains("main loop") => {
+            first.load.clone()
+        }
         1 => first.load.clone(),
         0 => format!("{}, main loop", first.load),
         n => format!("{}, {n} iothreads", first.load),
