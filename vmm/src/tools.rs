@@ -37,7 +37,7 @@ pub enum Tool {
     /// Print the manual page, for man(1): pollux man > pollux.1
     Man {
         /// The page of a subcommand instead
-        #[arg(value_parser = PossibleValuesParser::new(["run", "check", "info", "top", "schema", "completions"]))]
+        #[arg(value_parser = PossibleValuesParser::new(["run", "vhost-user-blk", "check", "info", "top", "schema", "completions"]))]
         subcommand: Option<String>,
     },
 }

@@ -207,12 +207,10 @@ pub static AXES: &[Axis] = &[
         takes: "0 (the main loop) to 64",
         set: |run, v| whole(v, 0, 64).map(|n| run.iothreads = n),
         get: |run| Some(run.iothreads.to_string()),
-        short: |v| {
-            if v == "0" {
-                "main loop".into()
-            } else {
-                format!("{v} iothreads")
-            }
+        short: |v| match v {
+            "0" => "main loop".into(),
+            "1" => "1 iothread".into(),
+            _ => format!("{v} iothreads"),
         },
     },
     Axis {

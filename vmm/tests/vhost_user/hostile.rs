@@ -84,6 +84,45 @@ fn messages_that_are_refused() {
     });
 }
 
+/// Messages of every kind in any order, some with a byte changed. What they come to does not matter.
+#[test]
+fn messages_in_any_order() {
+    let served = two_disks();
+    let files = Files::new();
+    let pool = cases(&files);
+    let mut state = 0x1234_5678_9abc_def1u64;
+    let mut random = move |below: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state % below as u64) as usize
+    };
+    beside_a_good_one(&served, || {
+        for _ in 0..300 {
+            let stages = [
+                Stage::Connected,
+                Stage::Negotiated,
+                Stage::Shared,
+                Stage::Running,
+            ];
+            let front = at_stage(&served, stages[random(4)]);
+            for _ in 0..random(6) {
+                let (_, _, request, payload, fds) = &pool[random(pool.len())];
+                let mut payload = payload.clone();
+                if random(2) == 0 && !payload.is_empty() {
+                    let at = random(payload.len());
+                    payload[at] ^= 1 << random(8);
+                }
+                let flags = [0, NEED_REPLY][random(2)];
+                if !front.send(*request, flags, &payload, fds) {
+                    break;
+                }
+            }
+        }
+        Front::ready(&served.socket(0)).works();
+    });
+}
+
 #[test]
 fn bytes_that_are_no_message() {
     let served = two_disks();

@@ -1,6 +1,7 @@
 //! The process under test and its disks.
 
 use std::fs::File;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
@@ -62,6 +63,16 @@ impl Served {
             let disk = format!("path={},id=d{index}{comma}{options}", image.display());
             command.args(["--disk", &disk, "--socket"]);
             command.arg(self.socket(index));
+        }
+        // Should the tests be killed, nothing of theirs is left.
+        // SAFETY: between fork and exec, a system call that touches no memory of ours.
+        unsafe {
+            command.pre_exec(
+                || match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
+                    0 => Ok(()),
+                    _ => Err(std::io::Error::last_os_error()),
+                },
+            );
         }
         command
     }
