@@ -58,7 +58,7 @@ struct Case {
 }
 
 fn run(case: &Case, requests: u64, bytes: u32, depth: u16) {
-    let file = tempfile::NamedTempFile::new_in(".").expect("a file here");
+    let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).expect("a file here");
     let image = vec![0x5a; 64 << 20];
     std::fs::write(file.path(), &image).expect("64 MiB of disk");
     file.as_file().sync_all().expect("written");

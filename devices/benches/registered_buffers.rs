@@ -113,7 +113,7 @@ impl Bench {
 }
 
 fn main() {
-    let path = tempfile::NamedTempFile::new_in(".").expect("a file here");
+    let path = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).expect("a file here");
     std::fs::write(path.path(), vec![0x5a; FILE_BYTES as usize]).expect("the file's contents");
     path.as_file().sync_all().expect("written");
     let named = |word: &str| std::env::args().any(|argument| argument == word);
