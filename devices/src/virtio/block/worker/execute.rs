@@ -11,7 +11,8 @@ use super::super::engine::{Engine, Op, Transfer};
 use super::super::iov;
 use super::super::range_lock::{RangeLocks, Waiter};
 use super::super::request::{Kind, Pending, Slot, Stage, Status};
-use super::{State, Worker, with_worker};
+use super::lifecycle::with_worker;
+use super::{State, Worker};
 
 /// So often in a row an operation is done again after EINTR or EAGAIN.
 const MAX_RETRIES: u8 = 20;
