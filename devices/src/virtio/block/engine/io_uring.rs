@@ -1,5 +1,12 @@
 //! Operations on the loop's own ring. All that an iteration submits goes to the kernel with the
 //! loop's one enter.
+//!
+//! Files are registered, guest memory is not (`READ_FIXED`). Measured by `benches/registered_buffers`
+//! as CPU time of the submitting thread, registered to plain, medians of nine turns: reads from the
+//! page cache 0.99 to 1.04 up to 8 KiB and 1.13 at 64 KiB, at depth 1 and 32 alike; O_DIRECT reads
+//! 0.91 to 0.93 at depth 1, and at depth 32 0.84 (512 bytes), 0.79 (4 KiB), 0.81 (8 KiB), 0.54
+//! (64 KiB). So it pays for O_DIRECT only, at the price of pinning all of the guest's memory for as
+//! long as it runs (RLIMIT_MEMLOCK; no page of it can be swapped or be a hole any more).
 
 use std::os::fd::RawFd;
 

@@ -319,3 +319,24 @@ impl Engine for LinuxAio {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_kernel_refuses_at_once_comes_back_as_a_completion() {
+        let ctx = Context::new(iothread::ContextConfig::default()).unwrap();
+        let mut engine = LinuxAio::new(&ctx, -1, 4).unwrap();
+        for token in 0..4 {
+            // SAFETY: a sync points nowhere.
+            unsafe { engine.submit(&ctx, token, Op::Sync) };
+        }
+        engine.end_batch(&ctx);
+        assert!(engine.has_completions());
+        let mut completions = Vec::new();
+        engine.reap(&mut completions);
+        assert_eq!(completions, [0, 1, 2, 3].map(|token| (token, -libc::EBADF)));
+        assert!(!engine.has_completions());
+    }
+}

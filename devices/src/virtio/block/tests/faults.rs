@@ -113,6 +113,68 @@ fn a_read_error_follows_rerror() {
 }
 
 #[test]
+fn kept_requests_are_resubmitted_in_order() {
+    const KINDS: [u32; 7] = [OUT, IN, IN, OUT, OUT, OUT, IN];
+    let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let record = seen.clone();
+    let (mut rig, _file) = faulty(
+        "order",
+        |d| (d.rerror, d.werror) = (ErrorPolicy::Stop, ErrorPolicy::Stop),
+        move |number, writes| {
+            record.lock().unwrap().push(if writes { OUT } else { IN });
+            if number < KINDS.len() as u64 {
+                Fault::Errno(libc::EIO)
+            } else {
+                Fault::None
+            }
+        },
+    );
+    let kept = Arc::new(AtomicU64::new(0));
+    let counter = kept.clone();
+    rig.handle.set_event_callback(Arc::new(move |_| {
+        counter.fetch_add(1, Ordering::SeqCst);
+    }));
+    let guest = rig.guest();
+    let heads = KINDS.map(|kind| match kind {
+        OUT => guest.send(OUT, 0, &[1; 512], 0),
+        _ => guest.send(IN, 0, &[], 512),
+    });
+    guest.kick();
+    eventually("all are kept", || kept.load(Ordering::SeqCst) == 7);
+    rig.handle.resume();
+    for head in heads {
+        assert_eq!(rig.guest().wait(head).status, OK);
+    }
+    assert_eq!(seen.lock().unwrap()[7..], KINDS);
+}
+
+#[test]
+fn nothing_is_answered_once_a_reset_has_begun() {
+    use std::sync::mpsc::channel;
+    // The host takes its time with a request, during which the driver resets the disk. When the
+    // machine holds up the reset the answer may come first, so there are several attempts.
+    let dropped = (0..10).any(|round| {
+        let (under_way, told) = channel();
+        let (mut rig, _file) = faulty(
+            &format!("reset-{round}"),
+            |_| {},
+            move |_, _| {
+                under_way.send(()).unwrap();
+                std::thread::sleep(std::time::Duration::from_millis(100));
+                Fault::Errno(libc::EIO)
+            },
+        );
+        let guest = rig.guest();
+        guest.send(IN, 0, &[], 512);
+        guest.kick();
+        told.recv().unwrap();
+        rig.reset();
+        rig.guest().ring.device_used_idx() == 0 && rig.line.count() == 0
+    });
+    assert!(dropped, "a request was answered during each reset");
+}
+
+#[test]
 fn a_failed_flush_is_told() {
     let (mut rig, _file) = faulty(
         "flush",

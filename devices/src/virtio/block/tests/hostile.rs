@@ -184,6 +184,12 @@ fn case_1_a_driver_that_did_not_accept_read_only_cannot_write_all_the_same() {
         let status = rig.guest().ask(request, 0, &payload, 0).status;
         assert_ne!(status, OK);
     }
+    // Not because the host refused it.
+    let stats = rig.handle.stats();
+    assert_eq!(
+        (stats.failed_wr_operations, stats.invalid_operations),
+        (0, 3)
+    );
     // Case 2: the disk lives on.
     assert_eq!(rig.guest().read(0, 512), vec![0; 512]);
     assert_eq!(rig.guest().ask(FLUSH, 0, &[], 0).status, OK);
