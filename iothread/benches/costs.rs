@@ -40,7 +40,7 @@ fn compare(
     rounds: u64,
     base: &mut dyn FnMut(u64),
     other: &mut dyn FnMut(u64),
-    limit: i64,
+    limit: Option<i64>,
 ) {
     base(rounds / 4);
     other(rounds / 4);
@@ -58,9 +58,14 @@ fn compare(
         ratios.push(b * 10_000 / a);
     }
     let ratio = median(&mut ratios) - 10_000;
+    let quartile = |part: usize| (ratios[TURNS * part / 4] - 10_000) / 100;
+    let spread = format!("[{:+}..{:+}]", quartile(1), quartile(3));
     let (a, b) = (median(&mut bases), median(&mut others));
+    let promise = limit.map_or(String::new(), |limit| {
+        format!("(promised: at most {limit} %)")
+    });
     println!(
-        "{what:<58} {:>6}.{:02} ns  {:>6}.{:02} ns  {:>+4}.{:02} %  (promised: at most {limit} %)",
+        "{what:<62} {:>6}.{:02} ns  {:>6}.{:02} ns  {:>+4}.{:02} % {spread:>9}  {promise}",
         a / 1000,
         a % 1000 / 10,
         b / 1000,
@@ -72,34 +77,43 @@ fn compare(
 
 fn main() {
     println!(
-        "{:<58} {:>12}  {:>12}  {:>8}",
+        "{:<62} {:>12}  {:>12}  {:>8}  quartiles",
         "", "base", "compared", "more"
     );
     let mut bare = Bare::new();
     let blocked = Blocked::new();
     compare(
-        "bare submit-and-wait | the loop with poll-max-ns=0",
+        "event that is there already: bare ring | poll-max-ns=0",
         20_000,
-        &mut |n| bare.run(n),
-        &mut |n| (0..n).for_each(|_| blocked.round()),
-        5,
+        &mut |n| bare.run(n, &mut |fd| signal(fd)),
+        &mut |n| (0..n).for_each(|_| blocked.round(&mut |fd| signal(fd))),
+        None,
+    );
+    // With another thread, so that the wait is one.
+    let (mine, theirs) = (Partner::new(bare.fd()), Partner::new(blocked.fd()));
+    compare(
+        "bare submit-and-wait | the loop with poll-max-ns=0",
+        2_000,
+        &mut |n| bare.run(n, &mut |_| mine.ask()),
+        &mut |n| (0..n).for_each(|_| blocked.round(&mut |_| theirs.ask())),
+        Some(5),
     );
     for depth in [32, 1] {
-        let alone = Requests::new(depth, 0, 32768);
-        let beside = Requests::new(depth, 256, 32768);
+        let alone = Requests::new(depth, 0, 32768, Work::Read);
+        let beside = Requests::new(depth, 256, 32768, Work::Read);
         compare(
-            &format!("request (a NOP), depth {depth} | beside 256 idle listed handlers"),
-            200_000 / if depth == 1 { 8 } else { 1 },
+            &format!("512-byte read, depth {depth} | beside 256 idle listed handlers"),
+            if depth == 1 { 10_000 } else { 40_000 },
             &mut |n| alone.run(n),
             &mut |n| beside.run(n),
-            5,
+            Some(5),
         );
     }
     let hit = Listed::new(1, iothread::PolicyKind::Weighted, 1_000_000_000);
     let mut rounds = |n: u64| (0..n).for_each(|_| hit.hit());
     let mut costs: Vec<i64> = (0..TURNS).map(|_| cost_ps(50_000, &mut rounds)).collect();
     let hit_ps = median(&mut costs);
-    let requests = Requests::new(32, 0, 32768);
+    let requests = Requests::new(32, 0, 32768, Work::Read);
     let mut run = |n: u64| requests.run(n);
     let mut costs: Vec<i64> = (0..TURNS).map(|_| cost_ps(200_000, &mut run)).collect();
     let request_ps = median(&mut costs);

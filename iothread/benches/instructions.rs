@@ -30,14 +30,20 @@ fn miss(handlers: usize, rounds: u64) {
     }
 }
 
-fn observe(handlers: u32, rounds: u64) {
+fn observe(kind: PolicyKind, handlers: u32, rounds: u64) {
     let settings = PollSettings::default();
-    let mut policy: Box<dyn Policy> = PolicyKind::Weighted.build(&settings);
+    let mut policy: Box<dyn Policy> = kind.build(&settings);
     (0..handlers).for_each(|slot| policy.list(slot));
     for round in 0..rounds {
         let round = i64::try_from(round).unwrap();
         policy.observe(black_box(&Iteration::new(round & 0x3fff, round, &[0])));
     }
+}
+
+const FOR_EVER_NS: i64 = 1_000_000_000;
+
+fn requests(depth: u32, idle: usize, rounds: u64) {
+    Requests::new(depth, idle, FOR_EVER_NS, Work::Nop).run(rounds);
 }
 
 const SCENARIOS: &[Scenario] = &[
@@ -51,25 +57,42 @@ const SCENARIOS: &[Scenario] = &[
     ("polling hit, 64 handlers listed", |n| hit(64, n)),
     ("polling hit, 256 handlers listed", |n| hit(256, n)),
     ("polling miss and sleep, 1 handler listed", |n| miss(1, n)),
+    ("polling miss and sleep, 16 handlers listed", |n| {
+        miss(16, n)
+    }),
+    ("polling miss and sleep, 64 handlers listed", |n| {
+        miss(64, n)
+    }),
     ("polling miss and sleep, 256 handlers listed", |n| {
         miss(256, n)
     }),
     ("sleep, poll-max-ns=0", |n| {
         let blocked = Blocked::new();
-        (0..n).for_each(|_| blocked.round());
+        (0..n).for_each(|_| blocked.round(&mut |fd| signal(fd)));
     }),
-    ("sleep, bare ring", |n| Bare::new().run(n)),
-    ("request, depth 1", |n| {
-        Requests::new(1, 0, 1_000_000_000).run(n)
+    ("sleep, bare ring", |n| {
+        Bare::new().run(n, &mut |fd| signal(fd));
     }),
-    ("request, depth 32", |n| {
-        Requests::new(32, 0, 1_000_000_000).run(n)
+    ("request, depth 1", |n| requests(1, 0, n)),
+    ("request, depth 1, 255 idle", |n| requests(1, 255, n)),
+    ("request, depth 32", |n| requests(32, 0, n)),
+    ("request, depth 32, 255 idle", |n| requests(32, 255, n)),
+    ("update of weighted, 1 handler", |n| {
+        observe(PolicyKind::Weighted, 1, n);
     }),
-    ("request, depth 32, 255 idle", |n| {
-        Requests::new(32, 255, 1_000_000_000).run(n)
+    ("update of weighted, 256 handlers", |n| {
+        observe(PolicyKind::Weighted, 256, n);
     }),
-    ("policy update, 1 handler", |n| observe(1, n)),
-    ("policy update, 256 handlers", |n| observe(256, n)),
+    ("update of per-handler, 256 handlers", |n| {
+        observe(PolicyKind::PerHandler, 256, n);
+    }),
+    ("update of context, 256 handlers", |n| {
+        observe(PolicyKind::Context, 256, n);
+    }),
+    ("notify, the loop awake", |n| {
+        let blocked = Blocked::new();
+        (0..n).for_each(|_| blocked.remote().notify());
+    }),
 ];
 
 /// Instructions that callgrind counts in a run of this program, or None without valgrind.

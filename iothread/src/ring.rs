@@ -13,7 +13,7 @@ use std::os::fd::{AsRawFd, RawFd};
 
 use io_uring::cqueue::CompletionQueue;
 use io_uring::squeue::{self, Entry, SubmissionQueue};
-use io_uring::{CompletionStatus, IoUring, Submitter, types};
+use io_uring::{CompletionStatus, EnterFlags, IoUring, Submitter, types};
 
 use crate::clock::now_ns;
 
@@ -352,7 +352,21 @@ impl Ring {
             let args = types::SubmitArgs::new().timespec(&time);
             self.submitter.submit_with_args(want, &args)
         } else {
-            self.submitter.submit_and_wait(want)
+            // Put-off work is only run, and overflown completions flushed, with GETEVENTS.
+            let get_events = want > 0 || self.kernel_has_work();
+            let flags = if get_events {
+                EnterFlags::GETEVENTS.bits()
+            } else {
+                0
+            };
+            // Both are bounded by the ring's size, which is a u32.
+            let submit = u32::try_from(self.with_sq(|sq| sq.len())).unwrap_or(u32::MAX);
+            let want = u32::try_from(want).unwrap_or(1);
+            // SAFETY: there is no argument for the kernel to follow.
+            unsafe {
+                self.submitter
+                    .enter::<libc::sigset_t>(submit, want, flags, None)
+            }
         };
         self.with_sq(SubmissionQueue::sync);
         match result {
@@ -368,19 +382,21 @@ impl Ring {
         }
     }
 
-    /// The next completion, if there is one. Its place in the ring is free afterwards.
+    /// Tells the kernel which places are free again and looks what has come. True if there are
+    /// completions for [`Self::pop`].
+    #[inline]
+    pub(crate) fn refresh(&self) -> bool {
+        // SAFETY: the ring is !Sync and nothing in here calls back into it.
+        let cq = unsafe { &mut *self.cq.get() };
+        cq.sync();
+        !CompletionQueue::is_empty(cq)
+    }
+
+    /// The next completion of those that the last [`Self::refresh`] saw.
     #[inline]
     pub(crate) fn pop(&self) -> Option<Completion> {
         // SAFETY: the ring is !Sync and nothing in here calls back into it.
-        let cq = unsafe { &mut *self.cq.get() };
-        if CompletionQueue::is_empty(cq) {
-            cq.sync();
-        }
-        let entry = cq.next()?;
-        if CompletionQueue::is_empty(cq) {
-            // The last of those known: tell the kernel that their places are free.
-            cq.sync();
-        }
+        let entry = unsafe { &mut *self.cq.get() }.next()?;
         Some(Completion {
             user_data: entry.user_data(),
             result: entry.result(),

@@ -348,7 +348,7 @@ impl State {
             return false;
         };
         let requests = &self.requests;
-        if !ring.has_completions() {
+        if !ring.has_completions() || !ring.refresh() {
             if self.depth_is_nested() {
                 self.end_batch(ctx);
             }
@@ -359,9 +359,13 @@ impl State {
         // What completes while we reap, because a callback runs a nested loop, is left for the
         // next iteration once this many have been seen.
         let mut budget = self.completion_entries;
-        while budget != 0
-            && let Some(completion) = ring.pop()
-        {
+        while budget != 0 {
+            let Some(completion) = ring.pop() else {
+                if ring.refresh() {
+                    continue;
+                }
+                break;
+            };
             budget -= 1;
             let low = completion.user_data as u32;
             match completion.user_data >> KIND_SHIFT {
@@ -400,7 +404,9 @@ impl State {
                 _ => {}
             }
         }
-        self.end_batch(ctx);
+        if requests.has_touched() {
+            self.end_batch(ctx);
+        }
         if completed != 0 {
             count(&self.tally.completions, completed);
             self.completions_reaped();

@@ -232,12 +232,7 @@ fn a_timer_that_rearms_itself_in_the_past_does_not_hold_the_loop() {
 fn remote_run_call_and_bottom_half_wake_a_sleeping_loop() {
     let _watchdog = Watchdog::new("remote");
     each_monitor(|setup| {
-        let thread = IoThread::start(IoThreadConfig {
-            id: "remote".into(),
-            context: setup.config(),
-            ..IoThreadConfig::default()
-        })
-        .unwrap();
+        let thread = iothread(setup, "remote");
         let remote = thread.remote().clone();
         let count = Arc::new(AtomicU32::new(0));
         for round in 1..=200 {

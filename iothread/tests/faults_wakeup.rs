@@ -312,12 +312,7 @@ fn fault_14_a_bottom_half_that_reschedules_itself_does_not_starve_descriptors() 
 fn fault_16_an_idle_loop_sleeps() {
     let _watchdog = Watchdog::new("fault 16");
     each_monitor(|setup| {
-        let thread = IoThread::start(IoThreadConfig {
-            id: "idle".into(),
-            context: setup.config(),
-            ..IoThreadConfig::default()
-        })
-        .unwrap();
+        let thread = iothread(setup, "idle");
         let remote = thread.remote().clone();
         let kick = remote
             .call(|ctx| {

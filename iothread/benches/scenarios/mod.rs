@@ -140,11 +140,64 @@ impl Blocked {
         Blocked { ctx, queue, fd }
     }
 
+    pub fn fd(&self) -> &OwnedFd {
+        &self.fd
+    }
+
+    pub fn remote(&self) -> iothread::Remote {
+        self.ctx.remote()
+    }
+
+    /// `kick` makes somebody signal the descriptor.
     #[inline]
-    pub fn round(&self) {
-        signal(&self.fd);
+    pub fn round(&self, kick: &mut dyn FnMut(&OwnedFd)) {
+        kick(&self.fd);
         while !self.ctx.poll(true) {}
         black_box(self.queue.events.get());
+    }
+}
+
+/// Another thread, that signals a descriptor when asked.
+pub struct Partner {
+    ask: std::sync::Arc<OwnedFd>,
+    stop: std::sync::Arc<std::sync::atomic::AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Partner {
+    pub fn new(answer: &OwnedFd) -> Self {
+        let answer = rustix::io::fcntl_dupfd_cloexec(answer, 3).unwrap();
+        let ask = std::sync::Arc::new(eventfd());
+        let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let (asked, stopped) = (ask.clone(), stop.clone());
+        let thread = std::thread::spawn(move || {
+            loop {
+                rustix::io::read(&*asked, &mut [0; 8]).unwrap();
+                if stopped.load(std::sync::atomic::Ordering::Relaxed) {
+                    return;
+                }
+                signal(&answer);
+            }
+        });
+        Partner {
+            ask,
+            stop,
+            thread: Some(thread),
+        }
+    }
+
+    pub fn ask(&self) {
+        signal(&self.ask);
+    }
+}
+
+impl Drop for Partner {
+    fn drop(&mut self) {
+        self.stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        self.ask();
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap();
+        }
     }
 }
 
@@ -171,11 +224,15 @@ impl Bare {
         }
     }
 
-    pub fn run(&mut self, rounds: u64) {
+    pub fn fd(&self) -> &OwnedFd {
+        &self.fd
+    }
+
+    pub fn run(&mut self, rounds: u64, kick: &mut dyn FnMut(&OwnedFd)) {
         let (mut submitter, mut sq, mut cq) = self.ring.split();
         let _ = submitter.register_ring_fd();
         for _ in 0..rounds {
-            signal(&self.fd);
+            kick(&self.fd);
             let at = (&raw mut *self.count).cast();
             let entry = opcode::Read::new(types::Fd(self.fd.as_raw_fd()), at, 8)
                 .offset(u64::MAX)
@@ -192,10 +249,18 @@ impl Bare {
     }
 }
 
-/// Requests in a closed loop that complete while they are submitted: NOPs, so that the loop's own
-/// cost shows.
+/// What a request does. Either completes while it is submitted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Work {
+    /// Nothing, so that the loop's own cost shows.
+    Nop,
+    /// A read of 512 bytes from the page cache.
+    Read,
+}
+
+/// Requests in a closed loop.
 pub struct Requests {
-    pub ctx: Context,
+    ctx: Context,
     completer: Rc<Closed>,
     idle: Vec<(Rc<Queue>, OwnedFd)>,
 }
@@ -205,6 +270,9 @@ struct Closed {
     avail: Cell<u32>,
     depth: u32,
     done: Cell<u64>,
+    work: Work,
+    file: std::fs::File,
+    buffer: std::cell::UnsafeCell<Vec<u8>>,
     fd: OwnedFd,
     notify: Cell<bool>,
 }
@@ -222,8 +290,18 @@ impl EventHandler for Closed {
     fn poll_ready(&self, ctx: &Context) {
         let id = self.id.get().unwrap();
         for token in 0..self.avail.replace(0) {
-            // SAFETY: a NOP points nowhere.
-            unsafe { ctx.add_sqe(opcode::Nop::new().build(), id, token) };
+            let entry = match self.work {
+                Work::Nop => opcode::Nop::new().build(),
+                Work::Read => {
+                    // SAFETY: the buffer has 512 bytes for each token.
+                    let at = unsafe { (*self.buffer.get()).as_mut_ptr().add(token as usize * 512) };
+                    opcode::Read::new(types::Fixed(0), at, 512)
+                        .offset(u64::from(token) * 512)
+                        .build()
+                }
+            };
+            // SAFETY: file and buffer live as long as the loop runs.
+            unsafe { ctx.add_sqe(entry, id, token) };
         }
     }
 
@@ -252,7 +330,7 @@ impl Completer for Closed {
 
 impl Requests {
     /// A queue of `depth` requests, beside `idle` listed handlers without work.
-    pub fn new(depth: u32, idle: usize, poll_max_ns: i64) -> Self {
+    pub fn new(depth: u32, idle: usize, poll_max_ns: i64, work: Work) -> Self {
         let listed = Listed::new(idle, PolicyKind::Weighted, poll_max_ns);
         let ctx = listed.ctx;
         let completer = Rc::new(Closed {
@@ -260,9 +338,14 @@ impl Requests {
             avail: Cell::new(depth),
             depth,
             done: Cell::new(0),
+            work,
+            file: tempfile::tempfile().unwrap(),
+            buffer: std::cell::UnsafeCell::new(vec![0; depth as usize * 512]),
             fd: eventfd(),
             notify: Cell::new(true),
         });
+        std::io::Write::write_all(&mut &completer.file, &vec![1; depth as usize * 512]).unwrap();
+        ctx.register_file(completer.file.as_raw_fd()).unwrap();
         let id = ctx.register_completer(completer.clone());
         completer.id.set(Some(id));
         let fd = completer.fd.as_raw_fd();

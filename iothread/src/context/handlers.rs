@@ -379,8 +379,10 @@ impl State {
                 }
                 return;
             }
-            while let Some(completion) = ring.pop() {
-                outstanding -= u32::from(UserData::is_counted(completion.user_data));
+            while ring.refresh() {
+                while let Some(completion) = ring.pop() {
+                    outstanding -= u32::from(UserData::is_counted(completion.user_data));
+                }
             }
         }
     }

@@ -90,14 +90,24 @@ impl Monitor for RingMonitor {
         false
     }
 
+    #[inline]
     fn rearm(&self, node: &Rc<Node>) {
-        if node.armed.get() == Armed::No && !node.deleted.get() {
-            node.armed.set(Armed::Wanted);
-            self.wanted.borrow_mut().push(Rc::clone(node));
-            // While the loop polls it looks at the notification flag itself.
-            if node.index != crate::context::NOTIFIER {
-                self.urgent.set(true);
-            }
+        if node.armed.get() != Armed::No || node.deleted.get() {
+            return;
+        }
+        let notifier = node.index == crate::context::NOTIFIER;
+        if node.eventfd && !notifier {
+            // Its event was consumed with the completion, so the next READ may be queued before
+            // the handler has run.
+            self.arm(node);
+            return;
+        }
+        // A poll submitted before the handler has run would find the same event. The notifier
+        // needs no watch before the next sleep: while the loop polls it looks at the flag itself.
+        node.armed.set(Armed::Wanted);
+        self.wanted.borrow_mut().push(Rc::clone(node));
+        if !notifier {
+            self.urgent.set(true);
         }
     }
 
@@ -111,7 +121,9 @@ impl Monitor for RingMonitor {
     }
 
     fn wait(&self, timeout_ns: i64, _ready: &mut dyn FnMut(u32, u32)) -> io::Result<()> {
-        self.arm_wanted();
+        if !self.wanted.borrow().is_empty() {
+            self.arm_wanted();
+        }
         if timeout_ns == 0 {
             self.ring.submit()
         } else {

@@ -7,7 +7,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use iothread::{
-    Context, ContextConfig, EventHandler, MonitorKind, PolicyKind, PollSettings, TaskRun,
+    Context, ContextConfig, EventHandler, IoThread, IoThreadConfig, MonitorKind, PolicyKind,
+    PollSettings, TaskRun,
 };
 use rustix::event::EventfdFlags;
 
@@ -46,6 +47,7 @@ impl Setup {
 
 /// Runs a test over every monitor, with the ring's task-run modes. What this host has not
 /// is named and counted as skipped; `POLLUX_NO_SKIP=1` makes that a failure.
+/// `IOTHREAD_TEST_SETUP=epoll`, or `defer`, `coop`, `plain` for the ring's modes, runs one only.
 pub fn each_monitor(test: impl Fn(Setup)) {
     let ring = TaskRun::ALL.map(|task_run| (MonitorKind::IoUring, task_run));
     let others = [
@@ -54,6 +56,12 @@ pub fn each_monitor(test: impl Fn(Setup)) {
     ];
     for (monitor, task_run) in ring.into_iter().chain(others) {
         let setup = Setup { monitor, task_run };
+        if let Some(only) = std::env::var_os("IOTHREAD_TEST_SETUP")
+            && only != monitor.name()
+            && only != task_run.name()
+        {
+            continue;
+        }
         match Context::new(setup.config()) {
             Ok(ctx) if setup.is_ring() && ctx.task_run() != Some(task_run) => {
                 skip(&format!("{setup}: this kernel has it not"));
@@ -98,6 +106,25 @@ pub fn context_with(setup: Setup, policy: PolicyKind, poll_max_ns: i64) -> Conte
             ..PollSettings::default()
         },
         ..setup.config()
+    })
+    .unwrap()
+}
+
+/// A running iothread called `id`, with the loop of `setup`.
+pub fn iothread(setup: Setup, id: &str) -> IoThread {
+    iothread_with(setup, id, PollSettings::default())
+}
+
+/// The same with settings of its own.
+pub fn iothread_with(setup: Setup, id: &str, settings: PollSettings) -> IoThread {
+    let context = ContextConfig {
+        settings,
+        ..setup.config()
+    };
+    IoThread::start(IoThreadConfig {
+        id: id.into(),
+        context,
+        ..IoThreadConfig::default()
     })
     .unwrap()
 }
