@@ -52,6 +52,31 @@ fn fault_01_non_blocking_polls_do_not_eat_notifications() {
     });
 }
 
+/// Fails if an iteration that does not wait takes the notification and leaves the work, and the
+/// next one does not look for it before it sleeps. That no other thread can call `poll` at all is
+/// a matter of types: see [`Context`].
+#[test]
+fn fault_01_a_poll_that_does_not_wait_leaves_no_work_behind() {
+    let _watchdog = Watchdog::new("fault 1, work left behind");
+    each_monitor(|setup| {
+        for poll_max_ns in [0, 32768] {
+            let ctx = context(setup, poll_max_ns);
+            let ran = Arc::new(AtomicU32::new(0));
+            for round in 1..=20 {
+                let (remote, counter) = (ctx.remote(), ran.clone());
+                let other = std::thread::spawn(move || {
+                    remote.run(move |_| {
+                        counter.fetch_add(1, Ordering::Relaxed);
+                    });
+                });
+                other.join().unwrap();
+                ctx.poll(false);
+                run_until(&ctx, || ran.load(Ordering::Relaxed) == round);
+            }
+        }
+    });
+}
+
 #[test]
 fn fault_02_notifications_are_seen_while_polling() {
     let _watchdog = Watchdog::new("fault 2");
