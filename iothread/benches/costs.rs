@@ -7,6 +7,7 @@
 
 mod scenarios;
 
+use iothread::TaskRun;
 use scenarios::*;
 
 /// CPU time of this thread, in nanoseconds.
@@ -107,6 +108,26 @@ fn main() {
             &mut |n| alone.run(n),
             &mut |n| beside.run(n),
             Some(5),
+        );
+    }
+    let modes = [TaskRun::Defer, TaskRun::Coop];
+    let [defer, coop] = modes.map(Blocked::in_mode);
+    let partners = [Partner::new(defer.fd()), Partner::new(coop.fd())];
+    compare(
+        "wait, poll-max-ns=0: DEFER_TASKRUN | COOP_TASKRUN",
+        2_000,
+        &mut |n| (0..n).for_each(|_| defer.round(&mut |_| partners[0].ask())),
+        &mut |n| (0..n).for_each(|_| coop.round(&mut |_| partners[1].ask())),
+        None,
+    );
+    for (depth, work) in [(1, Work::Timer), (32, Work::Timer), (32, Work::Read)] {
+        let [defer, coop] = modes.map(|mode| Requests::in_mode(mode, depth, 32768, work));
+        compare(
+            &format!("{work:?}, depth {depth}: DEFER_TASKRUN | COOP_TASKRUN"),
+            if work == Work::Read { 40_000 } else { 2_000 },
+            &mut |n| defer.run(n),
+            &mut |n| coop.run(n),
+            None,
         );
     }
     let hit = Listed::new(1, iothread::PolicyKind::Weighted, 1_000_000_000);

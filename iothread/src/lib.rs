@@ -1,4 +1,4 @@
-//! An event loop for one thread, with adaptive polling.
+#![doc = include_str!("guide.md")]
 
 mod bottom_half;
 mod clock;

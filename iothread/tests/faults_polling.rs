@@ -124,7 +124,7 @@ fn fault_03_idle_handlers_that_are_still_listed_are_asked_in_turns() {
         for (n, (handler, fd, id)) in handlers.iter().enumerate().skip(1) {
             let before = handler.poll_ready.get() + handler.readable.get();
             handler.add_work(fd);
-            busy_rounds(16);
+            busy_rounds(40);
             let after = handler.poll_ready.get() + handler.readable.get();
             assert_eq!(after, before + 1, "{setup}: {n} waits for its turn");
             if n % 3 == 0 {

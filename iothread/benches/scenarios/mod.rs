@@ -61,11 +61,11 @@ pub struct Listed {
     queues: Vec<(Rc<Queue>, OwnedFd)>,
 }
 
-pub fn context(policy: PolicyKind, poll_max_ns: i64) -> Context {
+pub fn context(task_run: TaskRun, policy: PolicyKind, poll_max_ns: i64) -> Context {
     Context::new(ContextConfig {
         monitor: MonitorKind::IoUring,
         policy,
-        task_run: TaskRun::Defer,
+        task_run,
         settings: PollSettings {
             poll_max_ns,
             ..PollSettings::default()
@@ -77,7 +77,10 @@ pub fn context(policy: PolicyKind, poll_max_ns: i64) -> Context {
 
 impl Listed {
     pub fn new(handlers: usize, policy: PolicyKind, poll_max_ns: i64) -> Self {
-        let ctx = context(policy, poll_max_ns);
+        Self::on(context(TaskRun::Defer, policy, poll_max_ns), handlers)
+    }
+
+    fn on(ctx: Context, handlers: usize) -> Self {
         let queues: Vec<_> = (0..handlers)
             .map(|n| {
                 let queue = Rc::new(Queue::default());
@@ -132,7 +135,11 @@ pub struct Blocked {
 
 impl Blocked {
     pub fn new() -> Self {
-        let ctx = context(PolicyKind::Weighted, 0);
+        Self::in_mode(TaskRun::Defer)
+    }
+
+    pub fn in_mode(task_run: TaskRun) -> Self {
+        let ctx = context(task_run, PolicyKind::Weighted, 0);
         let queue = Rc::new(Queue::default());
         let fd = eventfd();
         ctx.add_eventfd("queue", fd.as_raw_fd(), Polling::Polled, queue.clone())
@@ -240,22 +247,30 @@ impl Bare {
             // SAFETY: the count outlives the completion, which is waited for.
             unsafe { sq.push(&entry).unwrap() };
             sq.sync();
-            submitter.submit_and_wait(1).unwrap();
-            cq.sync();
-            sq.sync();
-            black_box(cq.next().unwrap());
+            // A wait may end before the event, as by a signal.
+            loop {
+                submitter.submit_and_wait(1).unwrap();
+                cq.sync();
+                sq.sync();
+                if let Some(completion) = cq.next() {
+                    black_box(completion);
+                    break;
+                }
+            }
         }
         let _ = submitter.unregister_ring_fd();
     }
 }
 
-/// What a request does. Either completes while it is submitted.
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// What a request does. The first two complete while they are submitted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Work {
     /// Nothing, so that the loop's own cost shows.
     Nop,
     /// A read of 512 bytes from the page cache.
     Read,
+    /// Waits 10 µs and completes in an interrupt, as a disk does.
+    Timer,
 }
 
 /// Requests in a closed loop.
@@ -273,6 +288,7 @@ struct Closed {
     work: Work,
     file: std::fs::File,
     buffer: std::cell::UnsafeCell<Vec<u8>>,
+    time: Box<types::Timespec>,
     fd: OwnedFd,
     notify: Cell<bool>,
 }
@@ -292,6 +308,7 @@ impl EventHandler for Closed {
         for token in 0..self.avail.replace(0) {
             let entry = match self.work {
                 Work::Nop => opcode::Nop::new().build(),
+                Work::Timer => opcode::Timeout::new(&raw const *self.time).build(),
                 Work::Read => {
                     // SAFETY: the buffer has 512 bytes for each token.
                     let at = unsafe { (*self.buffer.get()).as_mut_ptr().add(token as usize * 512) };
@@ -300,7 +317,7 @@ impl EventHandler for Closed {
                         .build()
                 }
             };
-            // SAFETY: file and buffer live as long as the loop runs.
+            // SAFETY: file, buffer and time live as long as the loop runs.
             unsafe { ctx.add_sqe(entry, id, token) };
         }
     }
@@ -331,7 +348,17 @@ impl Completer for Closed {
 impl Requests {
     /// A queue of `depth` requests, beside `idle` listed handlers without work.
     pub fn new(depth: u32, idle: usize, poll_max_ns: i64, work: Work) -> Self {
-        let listed = Listed::new(idle, PolicyKind::Weighted, poll_max_ns);
+        let ctx = context(TaskRun::Defer, PolicyKind::Weighted, poll_max_ns);
+        Self::on(Listed::on(ctx, idle), depth, work)
+    }
+
+    /// The same with no idle handlers, on a ring of another mode.
+    pub fn in_mode(task_run: TaskRun, depth: u32, poll_max_ns: i64, work: Work) -> Self {
+        let ctx = context(task_run, PolicyKind::Weighted, poll_max_ns);
+        Self::on(Listed::on(ctx, 0), depth, work)
+    }
+
+    fn on(listed: Listed, depth: u32, work: Work) -> Self {
         let ctx = listed.ctx;
         let completer = Rc::new(Closed {
             id: Cell::new(None),
@@ -341,6 +368,7 @@ impl Requests {
             work,
             file: tempfile::tempfile().unwrap(),
             buffer: std::cell::UnsafeCell::new(vec![0; depth as usize * 512]),
+            time: Box::new(types::Timespec::new().nsec(10_000)),
             fd: eventfd(),
             notify: Cell::new(true),
         });

@@ -80,6 +80,14 @@ impl Default for ContextConfig {
 }
 
 /// An event loop. Belongs to the thread that made it; cloning makes another reference.
+///
+/// No other thread can run an iteration, and so take away a notification that the home thread
+/// sleeps for: it has a [`Remote`], which cannot.
+///
+/// ```compile_fail,E0277
+/// let ctx = iothread::Context::new(iothread::ContextConfig::default()).unwrap();
+/// std::thread::spawn(move || ctx.poll(false));
+/// ```
 #[derive(Clone)]
 pub struct Context(Rc<State>);
 

@@ -160,3 +160,55 @@ fn per_handler_window_falls_when_the_longest_shrinks() {
     rule.unlist(0);
     assert_eq!(rule.window_ns(), 0);
 }
+
+/// Waits in microseconds, and the handler that ended them: work every 10 µs; then every 24 µs; then
+/// another handler beside it, whose work comes after 60 µs; then every 5 µs.
+fn pictured_steps() -> Vec<(i64, u32)> {
+    let beside = [(60, 1), (24, 0), (24, 0)].repeat(4);
+    [vec![(10, 0); 8], vec![(24, 0); 8], beside, vec![(5, 0); 12]].concat()
+}
+
+/// One character a value, eight heights up to `poll_max_ns`; a dot for 0.
+fn bar(ns: i64, max_ns: i64) -> char {
+    const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+    if ns == 0 {
+        return '·';
+    }
+    let height = usize::try_from(ns * 8 / max_ns).unwrap();
+    BARS[height.min(8).saturating_sub(1)]
+}
+
+/// The picture in the crate's guide is what the rules do. On a difference the right one is printed.
+#[test]
+fn the_picture_of_the_rules_is_true() {
+    let settings = PollSettings::default();
+    let max_ns = settings.poll_max_ns;
+    let steps = pictured_steps();
+    let line = |name: &str, values: &[i64]| {
+        let bars: String = values.iter().map(|ns| bar(*ns, max_ns)).collect();
+        format!("{name:<12} {bars}\n")
+    };
+    let who: String = steps
+        .iter()
+        .map(|step| ["a", "b"][step.1 as usize])
+        .collect();
+    let waits_ns: Vec<i64> = steps.iter().map(|step| step.0 * 1000).collect();
+    let mut picture = format!("{:<12} {who}\n", "handler") + &line("wait", &waits_ns) + "\n";
+    for kind in PolicyKind::ALL {
+        let mut rule = kind.build(&settings);
+        let windows: Vec<i64> = steps
+            .iter()
+            .map(|(wait_us, slot)| {
+                rule.list(*slot);
+                rule.observe(&Iteration::new(wait_us * 1000, 0, &[*slot]));
+                rule.window_ns()
+            })
+            .collect();
+        picture += &line(kind.name(), &windows);
+    }
+    let guide = include_str!("../guide.md");
+    assert!(
+        guide.contains(&picture),
+        "the guide should show:\n{picture}"
+    );
+}
