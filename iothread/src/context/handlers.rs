@@ -5,6 +5,8 @@ use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::rc::Rc;
 
+use io_uring::{opcode, types};
+
 use super::{COMPLETIONS, Context, NOTIFIER, State};
 use crate::error::Error;
 use crate::handler::{Armed, EventHandler, HandlerId, Interest, NOT_LISTED, Node, Polling};
@@ -356,7 +358,8 @@ impl State {
         true
     }
 
-    /// Waits until the kernel holds no request that points to memory of ours or of our users.
+    /// Cancels all that the kernel has of ours, and waits until it holds no request that points to
+    /// memory of ours or of our users.
     pub(super) fn cancel_all(&self) {
         let Some(ring) = self.ring.as_deref() else {
             return;
@@ -370,7 +373,15 @@ impl State {
                 self.monitor.remove(node);
             }
         }
-        outstanding += self.requests.in_flight();
+        let requests = self.requests.in_flight();
+        outstanding += requests;
+        if requests != 0 {
+            // One that waits for something may wait for ever. Kernels before 5.19 do not know
+            // "any", and then those are waited for.
+            let cancel = opcode::AsyncCancel2::new(types::CancelBuilder::any()).build();
+            // SAFETY: ASYNC_CANCEL points nowhere.
+            unsafe { ring.push_own(&cancel.user_data(UserData::IGNORE)) };
+        }
         while outstanding != 0 {
             if ring.submit_and_wait(-1).is_err() {
                 // Without the kernel's word the memory cannot be given back: keep it for good.
