@@ -24,6 +24,7 @@ fn impatient(setup: Setup) -> Context {
     .unwrap()
 }
 
+/// Fails if idle handlers are not removed.
 #[test]
 fn fault_03_case_27_idle_handlers_leave_the_list_and_come_back() {
     let _watchdog = Watchdog::new("fault 3");
@@ -73,6 +74,7 @@ fn fault_03_case_27_idle_handlers_leave_the_list_and_come_back() {
     });
 }
 
+/// Fails if each pass asks all, or if the turn does not move on.
 #[test]
 fn fault_03_idle_handlers_that_are_still_listed_are_asked_in_turns() {
     let _watchdog = Watchdog::new("fault 3, turns");
@@ -134,6 +136,7 @@ fn fault_03_idle_handlers_that_are_still_listed_are_asked_in_turns() {
     });
 }
 
+/// Fails without the last look after a handler has left the list.
 #[test]
 fn fault_03_work_that_came_before_notifications_are_on_again_is_found() {
     let _watchdog = Watchdog::new("fault 3, last look");
@@ -170,6 +173,7 @@ fn fault_03_work_that_came_before_notifications_are_on_again_is_found() {
     });
 }
 
+/// Fails if a handler in its poll_ready is polled or called by a nested loop.
 #[test]
 fn fault_08_a_nested_loop_in_poll_ready_does_not_recurse() {
     let _watchdog = Watchdog::new("fault 8");
@@ -209,6 +213,7 @@ fn fault_08_a_nested_loop_in_poll_ready_does_not_recurse() {
     });
 }
 
+/// Fails if an iteration takes the events to itself, where a nested one does not see them.
 #[test]
 fn fault_08_an_event_that_a_nested_loop_handled_is_not_handled_again() {
     let _watchdog = Watchdog::new("fault 8, twice");
@@ -252,6 +257,7 @@ impl TraceSink for BlockTimes {
     }
 }
 
+/// Fails if the wait is measured after the callbacks.
 #[test]
 fn fault_09_case_28_callbacks_do_not_count_as_waiting() {
     let _watchdog = Watchdog::new("fault 9");
@@ -284,6 +290,7 @@ fn fault_09_case_28_callbacks_do_not_count_as_waiting() {
     });
 }
 
+/// Fails if poll mode is left with a timeout of 0.
 #[test]
 fn fault_10_case_29_poll_mode_stays_on_while_nothing_is_slept() {
     let _watchdog = Watchdog::new("fault 10");
@@ -317,6 +324,7 @@ fn in_poll_mode(ctx: &Context) -> (Rc<Counting>, std::os::fd::OwnedFd, HandlerId
     (handler, fd, id)
 }
 
+/// Fails if a removal does not call poll_end.
 #[test]
 fn fault_11_removal_in_poll_mode_leaves_notifications_on() {
     let _watchdog = Watchdog::new("fault 11, removal");
@@ -336,6 +344,7 @@ fn fault_11_removal_in_poll_mode_leaves_notifications_on() {
     });
 }
 
+/// Fails if a loop whose polling was switched off does not leave poll mode.
 #[test]
 fn fault_11_polling_switched_off_in_poll_mode_leaves_notifications_on() {
     let _watchdog = Watchdog::new("fault 11, setting");
@@ -361,6 +370,7 @@ fn fault_11_polling_switched_off_in_poll_mode_leaves_notifications_on() {
     });
 }
 
+/// Fails if a handler that was off the list while poll mode changed is not told afterwards.
 #[test]
 fn fault_11_a_drain_in_poll_ready_leaves_notifications_on() {
     let _watchdog = Watchdog::new("fault 11, drain");
@@ -386,6 +396,7 @@ fn fault_11_a_drain_in_poll_ready_leaves_notifications_on() {
     });
 }
 
+/// Fails if handlers are not asked once more after poll_end.
 #[test]
 fn leaving_poll_mode_looks_once_more() {
     let _watchdog = Watchdog::new("last look before sleep");

@@ -65,6 +65,8 @@ fn mortal(freed: &Rc<Cell<u32>>) -> Rc<Mortal> {
     })
 }
 
+/// Fails on a ring if a handler is freed with its watch in flight, or if the watch is not
+/// cancelled. epoll and ppoll forget a descriptor at once.
 #[test]
 fn fault_07_removal_against_completion() {
     let _watchdog = Watchdog::new("fault 7");
@@ -132,6 +134,7 @@ fn fault_07_removal_against_completion() {
     });
 }
 
+/// Fails if a deleted handler that was ready is dispatched.
 #[test]
 fn fault_07_a_handler_removes_itself_or_one_that_is_ready() {
     let _watchdog = Watchdog::new("fault 7, callbacks");
@@ -214,6 +217,7 @@ fn fault_07_a_loop_is_dropped_with_watches_and_requests_in_flight() {
     });
 }
 
+/// Fails if EAGAIN is not tried again, or for ever.
 #[test]
 fn fault_12_spurious_eagain_is_tried_again_but_not_for_ever() {
     let _watchdog = Watchdog::new("fault 12");
@@ -252,6 +256,7 @@ fn fault_12_spurious_eagain_is_tried_again_but_not_for_ever() {
     });
 }
 
+/// Fails if the offset grows by less than the total done so far.
 #[test]
 fn fault_13_short_transfers_go_on_where_they_ended() {
     let _watchdog = Watchdog::new("fault 13");
@@ -328,6 +333,7 @@ impl Completer for Resubmit {
     }
 }
 
+/// Fails if completions are handed out by the call that submits.
 #[test]
 fn fault_15_synchronous_completions_do_not_recurse() {
     let _watchdog = Watchdog::new("fault 15");

@@ -17,6 +17,7 @@ use iothread::*;
 /// Longer than any test runs: polling ends only by an event.
 const FOR_EVER_NS: i64 = i64::MAX;
 
+/// Fails if an iteration takes notifications without looking for what they announce.
 #[test]
 fn fault_01_non_blocking_polls_do_not_eat_notifications() {
     let _watchdog = Watchdog::new("fault 1");
@@ -77,6 +78,7 @@ fn fault_01_a_poll_that_does_not_wait_leaves_no_work_behind() {
     });
 }
 
+/// Fails if the polling loop does not look at the notification.
 #[test]
 fn fault_02_notifications_are_seen_while_polling() {
     let _watchdog = Watchdog::new("fault 2");
@@ -104,6 +106,8 @@ fn fault_02_notifications_are_seen_while_polling() {
     });
 }
 
+/// Fails if the ring is not entered before polling (io_uring), or if the loop polls beside a
+/// handler that cannot be polled (epoll, ppoll).
 #[test]
 fn fault_04_a_rearmed_watch_is_submitted_before_polling() {
     let _watchdog = Watchdog::new("fault 4");
@@ -156,6 +160,7 @@ fn without_restart() {
     }
 }
 
+/// Fails if a wait returns after the first enter, or with EINTR.
 #[test]
 fn fault_05_signals_are_no_events() {
     let _watchdog = Watchdog::new("fault 5");
@@ -209,6 +214,7 @@ fn fault_05_signals_are_no_events() {
     });
 }
 
+/// Fails if a wait uses the timespec of the one before.
 #[test]
 fn fault_06_timeouts_are_what_was_asked_for() {
     let _watchdog = Watchdog::new("fault 6");
@@ -233,6 +239,7 @@ fn fault_06_timeouts_are_what_was_asked_for() {
     });
 }
 
+/// Fails without the one pass of an iteration that neither polls nor waits.
 #[test]
 fn fault_14_iterations_that_do_not_wait_still_look() {
     let _watchdog = Watchdog::new("fault 14");
@@ -268,6 +275,7 @@ fn fault_14_iterations_that_do_not_wait_still_look() {
     });
 }
 
+/// Fails if work that the kernel has put off is not taken for pending (DEFER_TASKRUN).
 #[test]
 fn fault_14_a_busy_handler_does_not_starve_descriptors() {
     let _watchdog = Watchdog::new("fault 14, busy");
@@ -304,6 +312,40 @@ fn fault_14_a_busy_handler_does_not_starve_descriptors() {
     });
 }
 
+/// Fails if epoll or ppoll is not asked every so often, or if put-off work is not taken for
+/// pending (DEFER_TASKRUN, COOP_TASKRUN).
+#[test]
+fn fault_14_a_handler_that_always_has_work_does_not_starve_descriptors() {
+    let _watchdog = Watchdog::new("fault 14, always busy");
+    each_monitor(|setup| {
+        let ctx = context_with(setup, PolicyKind::Always, 1_000_000);
+        let busy = Counting::new();
+        let (fd, _) = add_polled(&ctx, "busy", &busy);
+        signal(&fd);
+        run_until(&ctx, || busy.readable.get() == 1);
+        let unlisted = Counting::new();
+        let (fd, _) = add_polled(&ctx, "unlisted", &unlisted);
+        let own = Rc::downgrade(&busy);
+        *busy.on_poll.borrow_mut() = Some(Box::new(move || own.upgrade().unwrap().work.set(1)));
+        // From another thread, and late: a system call of this one would help it along.
+        let other = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(3));
+            signal(&fd);
+            fd
+        });
+        let start_ns = now_ns();
+        while unlisted.readable.get() == 0 {
+            ctx.poll(true);
+            let late = now_ns() - start_ns > 5_000_000_000;
+            assert!(!late, "{setup}: descriptor is not seen");
+        }
+        busy.on_poll.borrow_mut().take();
+        other.join().unwrap();
+    });
+}
+
+/// Fails if iterations that may not wait leave out the system call of epoll and ppoll, or put-off
+/// work (DEFER_TASKRUN).
 #[test]
 fn fault_14_a_bottom_half_that_reschedules_itself_does_not_starve_descriptors() {
     let _watchdog = Watchdog::new("fault 14, bottom half");
@@ -335,6 +377,7 @@ fn fault_14_a_bottom_half_that_reschedules_itself_does_not_starve_descriptors() 
     });
 }
 
+/// Fails if a window that ends without work is not followed by a sleep.
 #[test]
 fn fault_16_an_idle_loop_sleeps() {
     let _watchdog = Watchdog::new("fault 16");
@@ -351,7 +394,7 @@ fn fault_16_an_idle_loop_sleeps() {
                 kick
             })
             .unwrap();
-        for _ in 0..50 {
+        while remote.stats().iterations < 20 {
             signal(&kick);
             std::thread::sleep(Duration::from_micros(20));
         }
@@ -372,7 +415,6 @@ fn fault_16_an_idle_loop_sleeps() {
         let iterations = after.0.iterations - before.0.iterations;
         let cpu_ns = after.1 - before.1;
         println!("{setup}: {iterations} iterations, {cpu_ns} ns of CPU in 300 ms");
-        assert!(before.0.iterations > 10);
         assert!(
             iterations <= 3,
             "{setup}: {iterations} iterations while idle"
