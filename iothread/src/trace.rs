@@ -1,5 +1,5 @@
 //! Trace points, named and parametrised as QEMU's. Off, each costs one predictable branch.
-//! [`codec`] and [`file`] are how they are kept.
+//! [`codec`] and [`mod@file`] are how they are kept.
 
 pub mod codec;
 pub mod file;
