@@ -201,7 +201,7 @@ impl LoopDevice {
 
 impl Drop for LoopDevice {
     fn drop(&mut self) {
-        output(Command::new("losetup").arg("-d").arg(&self.0));
+        clean_up(Command::new("losetup").arg("-d").arg(&self.0));
     }
 }
 
@@ -279,6 +279,14 @@ impl Tmpfs {
 
 impl Drop for Tmpfs {
     fn drop(&mut self) {
-        output(Command::new("umount").arg(&self.0));
+        clean_up(Command::new("umount").arg(&self.0));
+    }
+}
+
+/// Without a panic: there may be one under way.
+fn clean_up(command: &mut Command) {
+    match command.status() {
+        Ok(status) if status.success() => {}
+        failed => eprintln!("{command:?}: {failed:?}"),
     }
 }

@@ -59,8 +59,8 @@ const TIMES: usize = 1000;
 const LEAST: usize = 50;
 const TIME: Duration = Duration::from_secs(20);
 
-/// No request may take longer. A second is what users are promised; an emulated processor on a busy
-/// host can itself stand still that long.
+/// No request may take longer, unless requests without any change took a tenth of it. Users are promised
+/// a second; an emulated processor on a busy host can itself stand still that long.
 const LONGEST_US: u64 = 5_000_000;
 
 pub fn live(environment: &Environment) -> Outcome {
@@ -116,6 +116,7 @@ pub fn live(environment: &Environment) -> Outcome {
         .map(|job| job.split(' ').collect())
         .collect();
     let rounds: Vec<_> = jobs.chunks_exact(3).collect();
+    let mut limit_us = u64::MAX;
     for (name, range) in phases {
         let count = range.len();
         let jobs = rounds[range].iter().flat_map(|round| round.iter());
@@ -131,7 +132,10 @@ pub fn live(environment: &Environment) -> Outcome {
             "{name}: the longest request of {count} rounds of fio took {} ms",
             longest_us / 1000
         ));
-        assert!(longest_us <= LONGEST_US, "{name}: {longest_us} us");
+        assert!(longest_us <= limit_us, "{name}: {longest_us} us");
+        if name == "undisturbed" {
+            limit_us = LONGEST_US.max(10 * longest_us);
+        }
     }
     Outcome::Held
 }
