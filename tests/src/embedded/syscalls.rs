@@ -140,9 +140,10 @@ fn counted(bench: &Bench, options: &str, batched: &[&str]) {
         );
         let calls_of = |name: &str| calls.get(name).copied().unwrap_or(0);
         for (name, &count) in &calls {
-            // A hundred for what the loop does now and then.
+            // Some for what happens now and then: at most 32 threads start in the pool, with a few
+            // calls each, and may end and start again.
             assert!(
-                batched.contains(&name.as_str()) || count < 100,
+                batched.contains(&name.as_str()) || count < 500,
                 "{options}, depth {depth}: {name} {count} times for {requests} requests"
             );
         }
