@@ -130,8 +130,8 @@ fn guest(queue: &Queue, kick: &std::os::fd::OwnedFd, rounds: u32, setup: &str) {
     }
 }
 
-/// Fails on every monitor if `poll_end` is not followed by a last look, or if the fence in
-/// `Notify` or the look at the ring before a sleep is left out.
+/// Found to fail without the last look after `poll_end` (coop, epoll, ppoll), and without submitting
+/// before the sleep (epoll, ppoll). Rarer losses are for the tests of each fault, and for `loom.rs`.
 #[test]
 fn no_request_is_lost_while_settings_change() {
     let _watchdog = Watchdog::after("stress", 300);
