@@ -11,6 +11,8 @@
 //! lab/        scripts that make and start the lab; `lab/run` runs any command in it
 //! ```
 //!
+//! `vhost_user.rs` is `pollux vhost-user-blk` behind an emulated QEMU machine, on the host.
+//!
 //! Besides, `embedded/` has the tests with the embedded guest, which need neither Debian nor the lab.
 //!
 //! The test program `vm` is one binary. With hardware KVM it runs the scenarios itself; otherwise it
@@ -24,3 +26,4 @@ pub mod machine;
 pub mod qmp;
 pub mod scenario;
 pub mod session;
+pub mod vhost_user;

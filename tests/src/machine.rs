@@ -283,7 +283,7 @@ pub struct Running {
 }
 
 impl Running {
-    fn start(mut command: Command, socket: PathBuf) -> Running {
+    pub(crate) fn start(mut command: Command, socket: PathBuf) -> Running {
         command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -290,7 +290,7 @@ pub fn beside_qemu(environment: &Environment) -> Outcome {
 }
 
 /// Lines of a script that run fio on a job file and report its results under `key`.
-fn run_fio(key: &str, job_file: &str) -> String {
+pub(crate) fn run_fio(key: &str, job_file: &str) -> String {
     format!(
         "cat >{key}.fio <<'END'\n{job_file}END\n\
          fio --output-format=terse --terse-version=3 {key}.fio >{key}.out ||\n    \

@@ -8,6 +8,9 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
+pub(crate) use fio::run_fio;
+pub(crate) use storage::sha256;
+
 use crate::guest::{Guest, Kernel};
 use crate::lab;
 use crate::machine::{Disk, IoThread, Machine, Running, Vmm};
