@@ -17,7 +17,7 @@ const IDLE_CHECKS: i64 = 32;
 /// A handler that was not dispatched for so long is asked less often.
 const COLD_NS: i64 = 1_000_000;
 /// Each pass asks this part of the cold handlers, and at least so many.
-const COLD_PART: usize = 16;
+const COLD_PART: usize = 32;
 const COLD_LEAST: usize = 8;
 
 /// A place on the poll list. Holds what a pass needs, next to each other.
