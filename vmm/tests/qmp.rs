@@ -31,7 +31,7 @@ struct Skipped(String);
 
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
-    let tests: [Test; 15] = [
+    let tests: [Test; 16] = [
         (
             "the_socket_is_private_and_never_left_behind",
             socket::is_private_and_never_left_behind,
@@ -73,6 +73,7 @@ fn main() -> ExitCode {
         ),
         ("the_tools_show_a_running_vm", foreign::tools),
         ("the_qemu_qmp_package_is_served", foreign::qemu_qmp),
+        ("the_qmp_shell_is_served", foreign::qmp_shell),
         ("prometheus_reads_the_metrics", foreign::prometheus),
         ("json_schema_accepts_the_examples", foreign::json_schema),
     ];

@@ -1,6 +1,7 @@
 //! The program's own tools on a running VM, and other people's: the qemu.qmp package, Prometheus' parser, a validator of
 //! JSON schemas.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -96,6 +97,40 @@ pub fn qemu_qmp() -> Held {
     // The script ends the VM.
     let finished = vm.finish();
     assert_eq!(finished.code(), Some(0), "{finished:?}");
+    Ok(())
+}
+
+/// The same package's shell, as somebody types into it.
+pub fn qmp_shell() -> Held {
+    let shell = python()?.with_file_name("qmp-shell");
+    let vm = Vm::start(ENDLESS)?;
+    let mut session = vm.connect_at_work();
+    let mut child = Command::new(shell)
+        .arg(vm.socket())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let typed = "query-status\n\
+        qom-set path=/objects/io0 property=poll-max-ns value=1234\n\
+        qom-get path=/objects/io0 property=poll-max-ns\n\
+        migrate\n";
+    // Dropped at once: that is the end of what is typed.
+    let mut keys = child.stdin.take().unwrap();
+    keys.write_all(typed.as_bytes()).unwrap();
+    drop(keys);
+    let finished = finish(child);
+    assert_eq!(finished.code(), Some(0), "{finished:?}");
+    for answer in [
+        r#""status": "running""#,
+        r#"{"return": 1234}"#,
+        r#""class": "CommandNotFound""#,
+    ] {
+        assert!(finished.stdout.contains(answer), "{answer}: {finished:?}");
+    }
+    execute(&mut session, "quit", json!({}));
+    assert_eq!(vm.finish().code(), Some(0));
     Ok(())
 }
 
