@@ -5,12 +5,10 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::measure::default_pollux;
-use super::{Error, Peer, duration};
+use super::{Error, Peer, ProgramArgs, duration};
 use crate::footprint::{Plan, Sample, report, stripped_bytes};
 use crate::matrix::Vmm;
 use crate::runner::Stop;
-use crate::vm::Programs;
 
 /// Size of each disk.
 const DISK_BYTES: u64 = 16 << 20;
@@ -37,17 +35,8 @@ pub(super) struct FootprintArgs {
     #[arg(long, value_name = "VMM")]
     peer: Option<Peer>,
 
-    /// The VMM under test [default: beside this program, else on PATH]
-    #[arg(long, value_name = "FILE")]
-    pollux: Option<PathBuf>,
-
-    /// QEMU
-    #[arg(long, value_name = "FILE", default_value = "qemu-system-x86_64")]
-    qemu: PathBuf,
-
-    /// QEMU's accelerator
-    #[arg(long, value_name = "NAME", default_value = "kvm")]
-    qemu_accel: String,
+    #[command(flatten)]
+    programs: ProgramArgs,
 }
 
 pub(super) fn run(args: &FootprintArgs) -> Result<(), Error> {
@@ -65,13 +54,7 @@ pub(super) fn run(args: &FootprintArgs) -> Result<(), Error> {
         .collect::<std::io::Result<Vec<_>>>()
         .map_err(|e| failed(&e))?;
     let plan = Plan {
-        programs: Programs {
-            pollux: args.pollux.clone().unwrap_or_else(default_pollux),
-            qemu: args.qemu.clone(),
-            qemu_accel: args.qemu_accel.clone(),
-            qemu_firmware: None,
-            pollux_has_qmp: false,
-        },
+        programs: args.programs.programs(),
         guest,
         disks,
         iothreads: args.iothreads,

@@ -77,13 +77,7 @@ impl Plan {
                 Results::new(defaults.tool, Conditions::of_this_host(), rounds, runs)
             }
         };
-        let mut programs = Programs {
-            pollux: common.pollux.clone().unwrap_or_else(default_pollux),
-            qemu: common.qemu.clone(),
-            qemu_accel: common.qemu_accel.clone(),
-            qemu_firmware: common.qemu_firmware.clone(),
-            pollux_has_qmp: false,
-        };
+        let mut programs = common.programs.programs();
         let mut versions = Vec::new();
         for vmm in [Vmm::Pollux, Vmm::Qemu] {
             if results.runs.iter().any(|r| r.run.vmm == vmm) {
@@ -194,15 +188,6 @@ pub fn beside(runs: &[Run], peer: Vmm) -> Vec<Run> {
         }
     }
     all
-}
-
-/// `pollux` beside this program, else by PATH.
-pub(super) fn default_pollux() -> PathBuf {
-    std::env::current_exe()
-        .ok()
-        .map(|own| own.with_file_name("pollux"))
-        .filter(|path| path.exists())
-        .unwrap_or_else(|| "pollux".into())
 }
 
 /// Writes the reports that are asked for.

@@ -16,6 +16,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::matrix::AXES;
+use crate::vm::Programs;
 
 /// Measures how many I/Os a second a VMM's disks give, and what they cost in CPU.
 #[derive(Debug, Parser)]
@@ -143,21 +144,8 @@ pub struct Common {
     #[arg(long)]
     destroy_data: bool,
 
-    /// The VMM under test [default: beside this program, else on PATH]
-    #[arg(long, value_name = "FILE")]
-    pollux: Option<PathBuf>,
-
-    /// QEMU
-    #[arg(long, value_name = "FILE", default_value = "qemu-system-x86_64")]
-    qemu: PathBuf,
-
-    /// QEMU's accelerator
-    #[arg(long, value_name = "NAME", default_value = "kvm")]
-    qemu_accel: String,
-
-    /// QEMU's directory of firmware
-    #[arg(long, value_name = "DIR")]
-    qemu_firmware: Option<PathBuf>,
+    #[command(flatten)]
+    programs: ProgramArgs,
 
     /// Keep everything measured, for `report` and --resume
     #[arg(long, value_name = "FILE")]
@@ -175,6 +163,47 @@ pub struct Common {
     /// other options
     #[arg(long, value_name = "RESULT.json", conflicts_with_all = ["matrix", "preset", "peer", "repeat"])]
     resume: Option<PathBuf>,
+}
+
+/// Where the programs are that are measured.
+#[derive(Clone, Debug, Args)]
+pub struct ProgramArgs {
+    /// The VMM under test [default: beside this program, else on PATH]
+    #[arg(long, value_name = "FILE")]
+    pollux: Option<PathBuf>,
+
+    /// QEMU
+    #[arg(long, value_name = "FILE", default_value = "qemu-system-x86_64")]
+    qemu: PathBuf,
+
+    /// QEMU's accelerator
+    #[arg(long, value_name = "NAME", default_value = "kvm")]
+    qemu_accel: String,
+
+    /// QEMU's directory of firmware
+    #[arg(long, value_name = "DIR")]
+    qemu_firmware: Option<PathBuf>,
+}
+
+impl ProgramArgs {
+    fn programs(&self) -> Programs {
+        Programs {
+            pollux: self.pollux.clone().unwrap_or_else(default_pollux),
+            qemu: self.qemu.clone(),
+            qemu_accel: self.qemu_accel.clone(),
+            qemu_firmware: self.qemu_firmware.clone(),
+            pollux_has_qmp: false,
+        }
+    }
+}
+
+/// `pollux` beside this program, else by PATH.
+fn default_pollux() -> PathBuf {
+    std::env::current_exe()
+        .ok()
+        .map(|own| own.with_file_name("pollux"))
+        .filter(|path| path.exists())
+        .unwrap_or_else(|| "pollux".into())
 }
 
 /// Whom to compare with.

@@ -9,7 +9,6 @@ use super::measure::{Defaults, Plan};
 use super::{Common, Error, axes_help, duration};
 use crate::matrix::Tool;
 use crate::vhost::{self, VhostBed};
-use crate::vm::Programs;
 
 #[derive(Debug, Args)]
 #[command(after_help = axes_help(Tool::Vhost))]
@@ -36,17 +35,10 @@ pub(super) struct VhostArgs {
 
 pub(super) fn run(args: VhostArgs) -> Result<(), Error> {
     let mut common = args.common;
-    common.qemu = args.storage_daemon;
+    common.programs.qemu = args.storage_daemon;
     let mut skipped = None;
     if common.peer.is_some() {
-        let programs = Programs {
-            pollux: PathBuf::new(),
-            qemu: common.qemu.clone(),
-            qemu_accel: String::new(),
-            qemu_firmware: None,
-            pollux_has_qmp: false,
-        };
-        skipped = vhost::missing(&programs);
+        skipped = vhost::missing(&common.programs.programs());
         if let Some(why) = &skipped {
             eprintln!("pollux-bench: the peer is skipped: {why}");
             common.peer = None;
