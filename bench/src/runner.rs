@@ -236,6 +236,17 @@ impl Turns {
     }
 }
 
+/// A folder for what a turn leaves lying about; it goes with it.
+///
+/// # Errors
+/// There is none to be had, now or later.
+pub fn scratch() -> Result<tempfile::TempDir, Failure> {
+    tempfile::Builder::new()
+        .prefix("pollux-bench-")
+        .tempdir()
+        .map_err(|e| Failure::Fatal(format!("no temporary directory: {e}; set TMPDIR")))
+}
+
 /// Sleeps until `deadline` in steps short enough for Ctrl-C.
 pub fn sleep_until(deadline: Instant, stop: &Stop) -> Result<(), Failure> {
     loop {

@@ -1,12 +1,11 @@
 //! `pollux-bench guest`.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::Args;
 
 use super::measure::{Defaults, Plan};
-use super::{Common, Error, axes_help, duration};
+use super::{Common, Error, Timing, axes_help};
 use crate::guest::GuestBed;
 use crate::matrix::Tool;
 
@@ -20,17 +19,8 @@ pub(super) struct GuestArgs {
     #[arg(long, value_name = "FILE")]
     image: Option<PathBuf>,
 
-    /// Measured interval, such as 2s or 500ms
-    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = duration)]
-    runtime: Duration,
-
-    /// Load before it
-    #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = duration)]
-    ramp: Duration,
-
-    /// What any step may take beyond its duration
-    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
-    patience: Duration,
+    #[command(flatten)]
+    timing: Timing,
 }
 
 pub(super) fn run(args: GuestArgs) -> Result<(), Error> {
@@ -67,9 +57,9 @@ pub(super) fn run(args: GuestArgs) -> Result<(), Error> {
         programs: plan.programs.clone(),
         image,
         disks: plan.disks.paths.clone(),
-        ramp: args.ramp,
-        runtime: args.runtime,
-        patience: args.patience,
+        ramp: args.timing.ramp,
+        runtime: args.timing.runtime,
+        patience: args.timing.patience,
     };
     plan.execute(&mut bed)
 }

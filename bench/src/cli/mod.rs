@@ -165,6 +165,22 @@ pub struct Common {
     resume: Option<PathBuf>,
 }
 
+/// How long a turn takes, where the load is ours.
+#[derive(Clone, Debug, Args)]
+pub struct Timing {
+    /// Measured interval, such as 2s or 500ms
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = duration)]
+    runtime: std::time::Duration,
+
+    /// Load before it
+    #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = duration)]
+    ramp: std::time::Duration,
+
+    /// What any step may take beyond its duration
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
+    patience: std::time::Duration,
+}
+
 /// Where the programs are that are measured.
 #[derive(Clone, Debug, Args)]
 pub struct ProgramArgs {

@@ -1,12 +1,11 @@
 //! `pollux-bench vhost`.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::Args;
 
 use super::measure::{Defaults, Plan};
-use super::{Common, Error, axes_help, duration};
+use super::{Common, Error, Timing, axes_help};
 use crate::matrix::Tool;
 use crate::vhost::{self, VhostBed};
 
@@ -20,17 +19,8 @@ pub(super) struct VhostArgs {
     #[arg(long, value_name = "FILE", default_value = "qemu-storage-daemon")]
     storage_daemon: PathBuf,
 
-    /// Measured interval, such as 2s or 500ms
-    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = duration)]
-    runtime: Duration,
-
-    /// Load before it
-    #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = duration)]
-    ramp: Duration,
-
-    /// What any step may take beyond its duration
-    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
-    patience: Duration,
+    #[command(flatten)]
+    timing: Timing,
 }
 
 pub(super) fn run(args: VhostArgs) -> Result<(), Error> {
@@ -57,9 +47,9 @@ pub(super) fn run(args: VhostArgs) -> Result<(), Error> {
     let mut bed = VhostBed {
         programs: plan.programs.clone(),
         disks: plan.disks.paths.clone(),
-        ramp: args.ramp,
-        runtime: args.runtime,
-        patience: args.patience,
+        ramp: args.timing.ramp,
+        runtime: args.timing.runtime,
+        patience: args.timing.patience,
     };
     plan.execute(&mut bed)
 }

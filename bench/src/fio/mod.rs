@@ -18,7 +18,7 @@ use tempfile::TempDir;
 use crate::cpu::{Process, Usage};
 use crate::matrix::Run;
 use crate::record::Measurement;
-use crate::runner::{Bed, Failure, Stop};
+use crate::runner::{Bed, Failure, Stop, scratch};
 use crate::vm::{Disk, Machine, Programs, Qmp, Vm};
 
 use job_file::JobFile;
@@ -65,10 +65,7 @@ impl Bed for FioBed {
         let Some(first) = runs.first() else {
             return Ok(());
         };
-        let scratch = tempfile::Builder::new()
-            .prefix("pollux-bench-")
-            .tempdir()
-            .map_err(|e| Failure::Fatal(format!("no temporary directory: {e}; set TMPDIR")))?;
+        let scratch = scratch()?;
         let jobs: Vec<Job> = runs
             .iter()
             .map(|run| match &self.job_file {

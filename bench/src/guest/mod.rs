@@ -14,7 +14,7 @@ use std::time::Duration;
 use crate::cpu::{Process, Usage};
 use crate::matrix::{Run, axis};
 use crate::record::{Latency, Measurement};
-use crate::runner::{Bed, Failure, Stop};
+use crate::runner::{Bed, Failure, Stop, scratch};
 use crate::vm::{Disk, Machine, Programs, Qmp, Vm};
 
 use line::{JobLine, Line};
@@ -62,10 +62,7 @@ impl Bed for GuestBed {
 impl GuestBed {
     fn measure(&self, run: &Run, stop: &Stop) -> Result<Measurement, Failure> {
         let machine = self.machine(run);
-        let scratch = tempfile::Builder::new()
-            .prefix("pollux-bench-")
-            .tempdir()
-            .map_err(|e| Failure::Fatal(format!("no temporary directory: {e}; set TMPDIR")))?;
+        let scratch = scratch()?;
         let mut command = self.programs.command(&machine, run);
         let socket = self
             .programs

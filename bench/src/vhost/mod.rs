@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use crate::cpu::{Process, Usage};
 use crate::matrix::{Run, Vmm};
 use crate::record::{Latency, Measurement};
-use crate::runner::{Bed, Failure, Stop, sleep_until};
+use crate::runner::{Bed, Failure, Stop, scratch, sleep_until};
 use crate::vm::{Programs, Qmp, Vm};
 
 use load::{Load, Phase, Shape, Totals};
@@ -55,10 +55,7 @@ impl Bed for VhostBed {
 
 impl VhostBed {
     fn measure(&self, run: &Run, stop: &Stop) -> Result<Measurement, Failure> {
-        let scratch = tempfile::Builder::new()
-            .prefix("pollux-bench-")
-            .tempdir()
-            .map_err(|e| Failure::Fatal(format!("no temporary directory: {e}; set TMPDIR")))?;
+        let scratch = scratch()?;
         let disks = &self.disks[..run.disks as usize];
         let sockets: Vec<PathBuf> = (0..disks.len())
             .map(|index| scratch.path().join(format!("disk{index}")))

@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use super::storage::sha256;
+use super::storage::check_sums;
 use super::{Environment, Outcome, six_disks, two_iothreads};
 use crate::machine::{Disk, Finished, IoThread, Machine, Vmm};
 
@@ -148,15 +148,7 @@ pub fn verify(environment: &Environment) -> Outcome {
         jobs, 21,
         "three rounds on six disks, twice on the one with two queues"
     );
-    for disk in &machine.disks {
-        let inside = ended.value(&format!("sum.{}", disk.serial));
-        assert_eq!(
-            sha256(&disk.path),
-            inside,
-            "{}: the image and what the guest read",
-            disk.serial
-        );
-    }
+    check_sums(&ended, &machine.disks);
     if environment.vmm() == Vmm::Pollux {
         check_polling(environment, &ended);
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::storage::sha256;
+use super::storage::check_sums;
 use super::{Environment, Outcome, two_iothreads};
 use crate::machine::{Machine, Running, Vmm};
 use crate::qmp::Qmp;
@@ -100,14 +100,7 @@ pub fn live(environment: &Environment) -> Outcome {
     running.send("end");
     let ended = running.finish();
     ended.assert_success();
-    for disk in &machine.disks {
-        assert_eq!(
-            sha256(&disk.path),
-            ended.value(&format!("sum.{}", disk.serial)),
-            "{}: the image and what the guest read",
-            disk.serial
-        );
-    }
+    check_sums(&ended, &machine.disks);
 
     // Three jobs a round.
     let jobs: Vec<Vec<&str>> = ended

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use serde_json::json;
 
-use super::storage::sha256;
+use super::storage::check_sums;
 use super::{Environment, Outcome};
 use crate::machine::{Disk, IoThread, Machine, Vmm};
 
@@ -79,14 +79,7 @@ pub fn mapping(environment: &Environment) -> Outcome {
     running.send("end");
     let ended = running.finish();
     ended.assert_success();
-    for disk in &machine.disks {
-        assert_eq!(
-            sha256(&disk.path),
-            ended.value(&format!("sum.{}", disk.serial)),
-            "{}: the image and what the guest read",
-            disk.serial
-        );
-    }
+    check_sums(&ended, &machine.disks);
 
     // One queue and one vector a processor.
     assert_eq!(ended.value("quad.cpus"), "0 1 2 3");

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use super::{Environment, Outcome, six_disks, two_iothreads};
-use crate::machine::Machine;
+use crate::machine::{Disk, Finished, Machine};
 
 /// Fills every disk with sectors that tell their own number and the disk's: the first half through
 /// the page cache with a flush at the end, the second half around it.
@@ -120,6 +120,18 @@ pub fn output(command: &mut Command) -> String {
         output.status
     );
     text
+}
+
+/// Every image holds what the guest read of it at the end, which it reports as `sum.SERIAL`.
+pub fn check_sums(ended: &Finished, disks: &[Disk]) {
+    for disk in disks {
+        assert_eq!(
+            sha256(&disk.path),
+            ended.value(&format!("sum.{}", disk.serial)),
+            "{}: the image and what the guest read",
+            disk.serial
+        );
+    }
 }
 
 /// What `sha256sum` says of a file read from its standard input.

@@ -36,12 +36,11 @@ use self::backend::Backend;
 use self::server::Server;
 use crate::config::args::RunArgs;
 use crate::config::{self, Config, keyval};
-use crate::metrics::Writer;
 use crate::qmp::machine::Machine as _;
 use crate::qmp::{Listener, Monitor, Server as Qmp, event};
 use crate::vm::lifecycle::{Lifecycle, Outcome};
 use crate::vm::signals::{Request, Signals};
-use crate::vm::{Error, disks, iothreads, statistics};
+use crate::vm::{Error, builder, disks, iothreads, statistics};
 
 /// Descriptors of a ring that front ends use if not told otherwise; a disk announces as many segments for a
 /// request as such a ring takes.
@@ -138,11 +137,7 @@ pub fn run(options: &Options) -> Result<ExitCode, Error> {
     };
     let lifecycle = Arc::new(Lifecycle::new().map_err(Error::system("eventfd"))?);
     let context = iothreads::main_context()?;
-    let iothreads = config
-        .iothread
-        .iter()
-        .map(|iothread| iothreads::start(iothread, &lifecycle))
-        .collect::<Result<Vec<_>, _>>()?;
+    let iothreads = iothreads::start_all(&config, &lifecycle)?;
     let blocks = disks::open(&config, &context.remote(), &iothreads)?;
     // Before any of them serves: a socket that cannot be had leaves nothing half done.
     let sockets = options.socket.iter().map(|path| {
@@ -165,12 +160,10 @@ pub fn run(options: &Options) -> Result<ExitCode, Error> {
         .map(|listener| Qmp::start(listener, Monitor::new(backend.clone()), queue))
         .transpose()
         .map_err(Error::system("starting the monitor's thread"))?;
-    let metrics = config.metrics.as_ref().map(|metrics| {
-        let file = metrics.file.clone();
-        let interval = Duration::from_secs(metrics.interval.into());
-        Writer::start(file.clone(), interval, backend.clone())
-            .map_err(|error| Error::Metrics { file, error })
-    });
+    let metrics = config
+        .metrics
+        .as_ref()
+        .map(|metrics| builder::start_metrics(metrics, backend.clone()));
     let metrics = metrics.transpose()?;
     let mut servers = Vec::new();
     for (listener, block) in sockets.into_iter().zip(blocks) {

@@ -30,7 +30,7 @@ use super::vcpu::{Machine, Vcpus};
 use super::{Vm, iothreads, kvm, pci, power, reset_flag};
 use crate::config::{self, Config};
 use crate::metrics::Writer;
-use crate::qmp::{Listener, Monitor, Server, event};
+use crate::qmp::{self, Listener, Monitor, Server, event};
 use crate::sandbox;
 use crate::seccomp::Filters;
 use crate::trace::Tracer;
@@ -63,11 +63,7 @@ pub fn build(config: &Config) -> Result<Vm, Error> {
     };
     let lifecycle = Arc::new(Lifecycle::new().map_err(Error::system("eventfd"))?);
     let context = iothreads::main_context()?;
-    let iothreads = config
-        .iothread
-        .iter()
-        .map(|iothread| iothreads::start(iothread, &lifecycle))
-        .collect::<Result<Vec<_>, _>>()?;
+    let iothreads = iothreads::start_all(config, &lifecycle)?;
     let tracer = config.trace.as_ref().map(Tracer::start).transpose()?;
     let tracer = tracer.map(Arc::new);
     if let Some(tracer) = &tracer {
@@ -160,10 +156,14 @@ fn install(filters: &Arc<Filters>, iothreads: &[IoThread]) -> Result<(), Error> 
     Ok(())
 }
 
-fn start_metrics(metrics: &config::Metrics, control: Arc<Control>) -> Result<Writer, Error> {
+/// Writes the numbers of `machine` to the file that the configuration names.
+pub(crate) fn start_metrics(
+    metrics: &config::Metrics,
+    machine: Arc<dyn qmp::Machine>,
+) -> Result<Writer, Error> {
     let file = metrics.file.clone();
     let interval = Duration::from_secs(metrics.interval.into());
-    Writer::start(file.clone(), interval, control).map_err(|error| Error::Metrics { file, error })
+    Writer::start(file.clone(), interval, machine).map_err(|error| Error::Metrics { file, error })
 }
 
 struct BootFiles {

@@ -69,6 +69,17 @@ pub fn main_context() -> Result<Context, Error> {
     .map_err(Error::Main)
 }
 
+/// Starts all that are configured, in their order.
+pub fn start_all(
+    config: &config::Config,
+    lifecycle: &Arc<Lifecycle>,
+) -> Result<Vec<IoThread>, Error> {
+    let iothreads = config.iothread.iter();
+    iothreads
+        .map(|iothread| start(iothread, lifecycle))
+        .collect()
+}
+
 /// Starts an iothread. Should it ever panic, the run ends.
 pub fn start(config: &config::IoThread, lifecycle: &Arc<Lifecycle>) -> Result<IoThread, Error> {
     check_cpus(config)?;
