@@ -5,6 +5,11 @@
 //! down in the form the processor's guests expect. `cfg(target_arch)` lives here so that the other
 //! crates rarely need it.
 
+pub mod image;
+
+pub mod s390x;
+#[cfg(target_arch = "s390x")]
+pub use s390x::*;
 #[cfg(target_arch = "x86_64")]
 pub mod x86_64;
 #[cfg(target_arch = "x86_64")]

@@ -9,12 +9,15 @@ use std::sync::Arc;
 
 use common::guest::Program;
 use common::{Image, has_kvm, wait_for};
-use devices::bus::{Bus, BusDevice};
+use devices::bus::BusDevice;
 use vmm::config::{Memory, Size};
 use vmm::vm::gate::RunGate;
+use vmm::vm::hypervisor::Vcpu;
 use vmm::vm::lifecycle::Lifecycle;
+use vmm::vm::memory;
+use vmm::vm::platform::vcpu::KvmVcpu;
+use vmm::vm::platform::{Buses, kvm};
 use vmm::vm::vcpu::{Machine, Vcpus};
-use vmm::vm::{kvm, memory};
 
 struct Faulty;
 
@@ -40,24 +43,27 @@ fn a_panic_in_a_vcpu_thread_ends_the_run_with_a_message() {
     let kvm = kvm::open().unwrap();
     let vm = kvm::create_vm(&kvm).unwrap();
     arch::vm::setup_vm(&vm).unwrap();
-    memory::register(&vm, &memory).unwrap();
+    kvm::register(&vm, &memory).unwrap();
     let cpuid = arch::Cpuid::new(&kvm, &arch::CpuModel::default(), 2).unwrap();
     let kernel = File::open(&image.path).unwrap();
     let boot = arch::load_kernel(&memory, &kernel, None, "", &arch::BootConfig::default()).unwrap();
     // The second vCPU waits for ever for its start-up; it must be stopped all the same.
-    let vcpus = [0, 1].map(|index| {
-        let vcpu = vm.create_vcpu(index).unwrap();
+    let mut buses = Buses::default();
+    buses.pio.insert(0x3f8, 8, Arc::new(Faulty)).unwrap();
+    let buses = Arc::new(buses);
+    let vcpus = [0, 1].map(|index| -> Box<dyn Vcpu> {
+        let fd = vm.create_vcpu(index).unwrap();
         let index = u8::try_from(index).unwrap();
-        arch::configure_vcpu(&vcpu, index, &cpuid, &memory, &boot).unwrap();
-        vcpu
+        arch::configure_vcpu(&fd, index, &cpuid, &memory, &boot).unwrap();
+        Box::new(KvmVcpu {
+            fd,
+            index,
+            buses: buses.clone(),
+            memory: memory.clone(),
+        })
     });
-    let mut pio = Bus::new();
-    pio.insert(0x3f8, 8, Arc::new(Faulty)).unwrap();
     let lifecycle = Arc::new(Lifecycle::new().unwrap());
     let machine = Arc::new(Machine {
-        pio,
-        mmio: Bus::new(),
-        memory,
         lifecycle: lifecycle.clone(),
         gate: RunGate::default(),
         filters: None,

@@ -3,8 +3,8 @@
 use linux_loader::bootparam::{LOADED_HIGH, XLF_KERNEL_64, setup_header};
 use vm_memory::ByteValued;
 
-use crate::x86_64::error::{Error, FileRole, Result};
-use crate::x86_64::image::Image;
+use crate::image::{FileRole, Image};
+use crate::x86_64::error::{Error, Result};
 use crate::x86_64::kernel::{Format, Loadable, Protocol, Segment};
 use crate::x86_64::layout::HIMEM_START;
 

@@ -6,8 +6,8 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use crate::x86_64::error::{Error, FileRole, Result};
-use crate::x86_64::image::Image;
+use crate::image::{FileRole, Image};
+use crate::x86_64::error::{Error, Result};
 
 /// A file format that can be booted, before its details are looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,8 +8,8 @@
 use linux_loader::elf::{Elf64_Ehdr, Elf64_Phdr, PT_LOAD, PT_NOTE};
 use vm_memory::ByteValued;
 
-use crate::x86_64::error::{Error, FileRole, Result};
-use crate::x86_64::image::Image;
+use crate::image::{FileRole, Image};
+use crate::x86_64::error::{Error, Result};
 use crate::x86_64::kernel::{Format, LINUX_CMDLINE_MAX_BYTES, Loadable, Protocol, Segment};
 use crate::x86_64::layout::HIMEM_START;
 use crate::x86_64::zero_page;

@@ -1,6 +1,7 @@
 //! Errors of this crate. Each message is one line that says what is wrong, with the value, and what
 //! to do about it; [`Error::option`] tells which command line option it is about.
 
+use crate::image::{FileRole, OpenError};
 use crate::x86_64::detect::NotAKernel;
 use crate::x86_64::kernel::Format;
 
@@ -10,17 +11,9 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// What can go wrong between a configuration and a vCPU that runs.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A file that is missing, unreadable, or not a regular file. The text is the reason alone:
-    /// whoever prints it has named option and path.
-    #[error("{reason}")]
-    Open {
-        /// Option that named the file.
-        file: FileRole,
-        /// Path as given.
-        path: String,
-        /// Why it cannot be used, with a remedy.
-        reason: String,
-    },
+    /// A boot file that cannot be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
     /// A read error of the kernel or the initrd.
     #[error("reading the {file}: {source}")]
     Read {
@@ -143,7 +136,7 @@ impl Error {
     /// The command line option that the error is about, if it is one's fault.
     pub fn option(&self) -> Option<&'static str> {
         match self {
-            Error::Open { file, .. } | Error::Read { file, .. } => Some(file.option()),
+            Error::Open(OpenError { file, .. }) | Error::Read { file, .. } => Some(file.option()),
             Error::NotAKernel(_) | Error::BadKernel { .. } => Some("--kernel"),
             Error::InitrdDoesNotFit { .. } | Error::EmptyInitrd => Some("--initrd"),
             Error::CommandLineTooLong { .. } | Error::CommandLineNul(_) => Some("--cmdline"),
@@ -170,34 +163,6 @@ impl Error {
 
     pub(crate) fn kvm(what: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> Error {
         move |source| Error::Kvm { what, source }
-    }
-}
-
-/// Which of the two boot files an error is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FileRole {
-    /// The kernel.
-    Kernel,
-    /// The initial RAM disk.
-    Initrd,
-}
-
-impl FileRole {
-    /// The command line option that names this file.
-    pub fn option(self) -> &'static str {
-        match self {
-            FileRole::Kernel => "--kernel",
-            FileRole::Initrd => "--initrd",
-        }
-    }
-}
-
-impl std::fmt::Display for FileRole {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            FileRole::Kernel => "kernel",
-            FileRole::Initrd => "initrd",
-        })
     }
 }
 

@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use crate::GuestMemory;
-use crate::x86_64::error::{Error, FileRole, FitRemedy, Result};
-use crate::x86_64::image::Image;
+use crate::image::{FileRole, Image};
+use crate::x86_64::error::{Error, FitRemedy, Result};
 use crate::x86_64::layout::HOLE_START;
 
 const PAGE: u64 = 4096;

@@ -8,9 +8,9 @@ use linux_loader::bootparam::setup_header;
 use vm_memory::{Bytes, GuestAddress};
 
 use crate::GuestMemory;
+use crate::image::{FileRole, Image};
 use crate::x86_64::detect::{Container, identify};
-use crate::x86_64::error::{Error, FileRole, FitRemedy, Result};
-use crate::x86_64::image::Image;
+use crate::x86_64::error::{Error, FitRemedy, Result};
 use crate::x86_64::layout::{
     CMDLINE, CMDLINE_ROOM_BYTES, MIN_MEMORY_BYTES, PVH_START_INFO, ZERO_PAGE,
 };

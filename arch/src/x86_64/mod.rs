@@ -12,7 +12,6 @@ mod elf;
 pub mod error;
 pub mod exit;
 mod gdt;
-pub mod image;
 mod initrd;
 pub mod kernel;
 mod lapic;

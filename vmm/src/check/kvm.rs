@@ -1,10 +1,8 @@
 //! Whether KVM is there, can do what is needed, and does it in hardware.
 
-use kvm_ioctls::Kvm;
-
 use super::host::Host;
 use super::{Finding, Verdict};
-use crate::vm::kvm;
+use crate::vm::platform;
 
 /// Words among the processor's features that stand for hardware virtualization: Intel's, AMD's, IBM's.
 const HARDWARE: [&str; 3] = ["vmx", "svm", "sie"];
@@ -15,16 +13,17 @@ pub fn look(host: &Host) -> Vec<Finding> {
         let text = "this host is itself a virtual machine: leaving the guest and waking a thread cost more here";
         findings.push(Finding::new(Verdict::Note, text));
     }
-    match kvm::open() {
+    match platform::probe::probe() {
         Err(error) => findings.push(Finding::new(Verdict::Fatal, error.to_string())),
-        Ok(kvm) => {
+        Ok(results) => {
             findings.push(Finding::new(
                 Verdict::Good,
                 "/dev/kvm opens, API version 12",
             ));
-            findings.push(capabilities(&kvm));
-            findings.push(vcpus(&kvm));
-            findings.push(make_vm(&kvm));
+            findings.extend(results.into_iter().map(|result| match result {
+                Ok(text) => Finding::new(Verdict::Good, text),
+                Err(text) => Finding::new(Verdict::Fatal, text),
+            }));
         }
     }
     findings.extend(halt_polling(host));
@@ -42,40 +41,6 @@ fn hardware(host: &Host) -> Finding {
             Verdict::Slow,
             "hardware virtualization: none to be seen (no vmx, svm or sie in /proc/cpuinfo). If /dev/kvm works all the \
              same, it interprets the guest's kernel code: Linux may not boot, the embedded guest runs",
-        ),
-    }
-}
-
-fn capabilities(kvm: &Kvm) -> Finding {
-    match arch::vm::check_capabilities(kvm) {
-        Ok(()) => Finding::new(Verdict::Good, "KVM has all capabilities that are needed"),
-        Err(error) => Finding::new(Verdict::Fatal, error.to_string()),
-    }
-}
-
-fn vcpus(kvm: &Kvm) -> Finding {
-    let most = kvm.get_max_vcpus().min(arch::layout::MAX_CPUS.into());
-    let recommended = kvm.get_nr_vcpus();
-    Finding::new(
-        Verdict::Good,
-        format!("up to {most} vCPUs a VM; KVM recommends at most {recommended} on this host"),
-    )
-}
-
-/// Makes a VM with a vCPU and throws it away.
-fn make_vm(kvm: &Kvm) -> Finding {
-    let attempt = || -> Result<(), String> {
-        let vm = kvm::create_vm(kvm).map_err(|error| format!("KVM_CREATE_VM: {error}"))?;
-        arch::vm::setup_vm(&vm).map_err(|error| error.to_string())?;
-        vm.create_vcpu(0)
-            .map_err(|error| format!("KVM_CREATE_VCPU: {error}"))?;
-        Ok(())
-    };
-    match attempt() {
-        Ok(()) => Finding::new(Verdict::Good, "a VM with a vCPU can be made"),
-        Err(problem) => Finding::new(
-            Verdict::Fatal,
-            format!("a VM cannot be made: {problem}; see the host's kernel log"),
         ),
     }
 }

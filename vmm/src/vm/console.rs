@@ -1,4 +1,4 @@
-//! The two ends of the serial port on the host: where its output goes, where its input comes from.
+//! The two ends of the guest's console on the host: where its output goes, where its input comes from.
 
 mod escape;
 
@@ -7,11 +7,11 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 
-use devices::serial::Serial;
 use rustix::pty::OpenptFlags;
 use rustix::termios::OptionalActions;
 
 use self::escape::{Escape, Key};
+use super::hypervisor::GuestConsole;
 use super::terminal::{self, RawMode};
 use crate::config;
 
@@ -39,7 +39,7 @@ pub struct Console {
     ended: bool,
     raw: Option<RawMode>,
     escape: Escape,
-    /// Typed, and not yet taken by the serial port.
+    /// Typed, and not yet taken by the guest.
     pending: Vec<u8>,
 }
 
@@ -119,8 +119,8 @@ impl Console {
         self.raw.as_ref().is_some_and(|raw| !raw.has_terminal())
     }
 
-    /// Reads what was typed and offers it to `serial`.
-    pub fn read(&mut self, serial: &Serial) -> Input {
+    /// Reads what was typed and offers it to `guest`.
+    pub fn read(&mut self, guest: &dyn GuestConsole) -> Input {
         let Some(source) = self.source.as_ref().filter(|_| !self.ended) else {
             return Input::End;
         };
@@ -143,14 +143,14 @@ impl Console {
         }
         match self.take(&buffer[..count]) {
             true => Input::Leave,
-            false => self.offer(serial),
+            false => self.offer(guest),
         }
     }
 
-    /// Offers what the serial port has not taken yet.
-    pub fn offer(&mut self, serial: &Serial) -> Input {
+    /// Offers what the guest has not taken yet.
+    pub fn offer(&mut self, guest: &dyn GuestConsole) -> Input {
         if !self.pending.is_empty() {
-            let taken = serial.input(&self.pending);
+            let taken = guest.input(&self.pending);
             self.pending.drain(..taken);
         }
         // A terminal is read on, or the user could not leave a guest that does not listen.

@@ -12,8 +12,8 @@ use devices::virtio::block::{
     BlockError, BlockEvent, BlockHandle, CacheMode, ErrorPolicy, Placement,
 };
 use iothread::{IoThread, Remote};
-use vmm_sys_util::eventfd::EventFd;
 
+use super::hypervisor::PowerButton;
 use super::iothreads;
 use super::lifecycle::{Lifecycle, Outcome};
 use super::vcpu::VcpuControl;
@@ -36,8 +36,7 @@ pub struct Control {
     disks: Vec<BlockHandle>,
     iothreads: Mutex<Vec<IoThread>>,
     main_loop: IoThreadView,
-    /// Raises the interrupt of the ACPI power button.
-    power_button: EventFd,
+    power_button: PowerButton,
     filters: Option<Arc<Filters>>,
     tracer: Option<Arc<Tracer>>,
     events: Sink,
@@ -64,8 +63,8 @@ pub struct Parts {
     pub iothreads: Vec<IoThread>,
     /// The loop of the main thread, which is the caller's.
     pub main_loop: Remote,
-    /// An irqfd of the power button's interrupt.
-    pub power_button: EventFd,
+    /// Asks the guest to power off.
+    pub power_button: PowerButton,
     /// What system calls new threads are left with.
     pub filters: Option<Arc<Filters>>,
     /// Records what the loops do.
@@ -274,8 +273,7 @@ impl Machine for Control {
 
     fn powerdown(&self) -> Result<(), Error> {
         self.check_alive()?;
-        self.power_button
-            .write(1)
+        (self.power_button)()
             .map_err(|error| Error::failed(format!("the power button's interrupt: {error}")))?;
         self.events.emit(&Event::Powerdown);
         Ok(())

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::{config, qmp, sandbox, seccomp, trace};
 
-use super::{console, disks, iothreads, kvm, main_loop, memory};
+use super::{console, disks, iothreads, kvm, main_loop, memory, platform};
 
 /// Any of this module's errors; its text is one line for the user.
 #[derive(Debug, thiserror::Error)]
@@ -32,6 +32,9 @@ pub enum Error {
     /// The disks.
     #[error(transparent)]
     Disks(#[from] disks::Error),
+    /// Disks that do not fit into the machine.
+    #[error(transparent)]
+    Attach(#[from] platform::AttachError),
     /// The console.
     #[error(transparent)]
     Console(#[from] console::Error),
@@ -66,7 +69,15 @@ pub enum Error {
     GuestMemory(#[from] vm_memory::GuestMemoryError),
     /// A KVM ioctl.
     #[error("{0}: {1}")]
-    Ioctl(&'static str, kvm_ioctls::Error),
+    Ioctl(&'static str, vmm_sys_util::errno::Error),
+    /// A machine without a kernel: a mistake of this program.
+    #[error("the machine is assembled before its kernel is loaded")]
+    NotLoaded,
+    /// Not on this processor.
+    #[error(
+        "this build of pollux starts no VMs on {arch}; its vhost-user-blk does work", arch = std::env::consts::ARCH
+    )]
+    NoMachine,
     /// A system call.
     #[error("{0}: {1}")]
     System(&'static str, std::io::Error),
@@ -84,6 +95,7 @@ impl Error {
             Self::Trace(error) => matches!(error, trace::Error::Create { .. }),
             Self::IoThreads(error) => error.is_usage(),
             Self::Disks(error) => error.is_usage(),
+            Self::Attach(error) => error.is_usage(),
             Self::Sandbox(error) => error.is_usage(),
             Self::Arch { source, .. } => source.option().is_some(),
             Self::Memory(error) => {
@@ -108,13 +120,19 @@ impl Error {
     }
 
     /// Maps the error of ioctl `name`.
-    pub fn ioctl(name: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> Self {
+    pub fn ioctl(name: &'static str) -> impl FnOnce(vmm_sys_util::errno::Error) -> Self {
         move |error| Self::Ioctl(name, error)
     }
 
     /// Maps the error of a system call made for `what`.
     pub fn system(what: &'static str) -> impl FnOnce(std::io::Error) -> Self {
         move |error| Self::System(what, error)
+    }
+}
+
+impl From<arch::image::OpenError> for Error {
+    fn from(error: arch::image::OpenError) -> Self {
+        arch::Error::from(error).into()
     }
 }
 
@@ -129,7 +147,7 @@ fn option_prefix(error: &arch::Error, value: Option<&str>) -> String {
 impl From<arch::Error> for Error {
     fn from(source: arch::Error) -> Self {
         let value = match &source {
-            arch::Error::Open { path, .. } => Some(path.clone()),
+            arch::Error::Open(error) => Some(error.path.clone()),
             _ => None,
         };
         Self::Arch { source, value }

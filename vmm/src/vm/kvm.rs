@@ -1,6 +1,12 @@
-//! /dev/kvm.
+//! /dev/kvm, as it is on every processor.
 
-use kvm_ioctls::{Kvm, VmFd};
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+/// KVM_GET_API_VERSION: `_IO(KVMIO, 0x00)`.
+const GET_API_VERSION: u64 = 0xae00;
 
 /// Why KVM cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -17,31 +23,27 @@ pub enum Error {
     Permission,
     /// Anything else.
     #[error("/dev/kvm cannot be opened: {0}; see the host's kernel log")]
-    Open(kvm_ioctls::Error),
+    Open(Errno),
     /// Not the API that there has been since 2007.
     #[error("/dev/kvm has API version {0}, version 12 is needed; this is not KVM")]
     Version(i32),
 }
 
 /// Opens /dev/kvm.
-pub fn open() -> Result<Kvm, Error> {
-    let kvm = Kvm::new().map_err(|error| match error.errno() {
-        libc::ENOENT | libc::ENXIO | libc::ENODEV => Error::Missing,
-        libc::EACCES | libc::EPERM => Error::Permission,
-        _ => Error::Open(error),
-    })?;
-    match kvm.get_api_version() {
-        12 => Ok(kvm),
+///
+/// # Errors
+/// See [`Error`].
+pub fn open() -> Result<OwnedFd, Error> {
+    let fd = rustix::fs::open("/dev/kvm", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(
+        |error| match error {
+            Errno::NOENT | Errno::NXIO | Errno::NODEV => Error::Missing,
+            Errno::ACCESS | Errno::PERM => Error::Permission,
+            _ => Error::Open(error),
+        },
+    )?;
+    // SAFETY: the ioctl touches no memory of this process. KVM insists on an argument of 0.
+    match unsafe { libc::ioctl(fd.as_raw_fd(), GET_API_VERSION as libc::c_ulong, 0) } {
+        12 => Ok(fd),
         other => Err(Error::Version(other)),
-    }
-}
-
-/// Makes a VM. KVM_CREATE_VM may be interrupted by a signal, which is no failure.
-pub fn create_vm(kvm: &Kvm) -> Result<VmFd, kvm_ioctls::Error> {
-    loop {
-        match kvm.create_vm() {
-            Err(error) if error.errno() == libc::EINTR => {}
-            result => return result,
-        }
     }
 }

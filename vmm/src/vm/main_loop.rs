@@ -4,7 +4,6 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use devices::serial::Serial;
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
 use iothread::Context;
 use rustix::time::{
@@ -14,6 +13,7 @@ use rustix::time::{
 
 use super::console::{Console, Input};
 use super::control::Control;
+use super::hypervisor::GuestConsole;
 use super::lifecycle::{Lifecycle, Outcome};
 use super::signals::{Request, Signals};
 
@@ -44,7 +44,7 @@ pub struct MainLoop {
     /// The user's side of the console.
     pub console: Console,
     /// The guest's side.
-    pub serial: Arc<Serial>,
+    pub guest_console: Arc<dyn GuestConsole>,
     /// The end of the run.
     pub lifecycle: Arc<Lifecycle>,
     /// Tells clients of the monitor what happens.
@@ -136,7 +136,10 @@ impl MutEventSubscriber for Subscriber {
         let always = [
             (self.parts.signals.fd(), Token::Signal),
             (self.parts.lifecycle.event().as_raw_fd(), Token::Lifecycle),
-            (self.parts.serial.input_room().as_raw_fd(), Token::InputRoom),
+            (
+                self.parts.guest_console.input_room().as_raw_fd(),
+                Token::InputRoom,
+            ),
             (self.context_fd, Token::Context),
             (self.look.as_raw_fd(), Token::Look),
         ];
@@ -171,8 +174,8 @@ impl MutEventSubscriber for Subscriber {
             }
             Some(Token::Input) => self.read_input(ops),
             Some(Token::InputRoom) => {
-                let _ = self.parts.serial.input_room().read();
-                let input = self.parts.console.offer(&self.parts.serial);
+                let _ = self.parts.guest_console.input_room().read();
+                let input = self.parts.console.offer(&*self.parts.guest_console);
                 self.after_input(input, ops);
                 if self.input == Watch::Impossible && input == Input::Watch {
                     self.read_input(ops);
@@ -232,7 +235,7 @@ impl Subscriber {
     /// Reads input once; a file as long as the guest takes it.
     fn read_input(&mut self, ops: &mut EventOps) {
         loop {
-            let input = self.parts.console.read(&self.parts.serial);
+            let input = self.parts.console.read(&*self.parts.guest_console);
             self.after_input(input, ops);
             if self.input != Watch::Impossible || input != Input::Watch {
                 return;

@@ -3,11 +3,9 @@
 use std::fs::File;
 use std::os::fd::AsFd;
 
-use kvm_bindings::kvm_userspace_memory_region;
-use kvm_ioctls::VmFd;
 use rustix::fs::MemfdFlags;
 use vm_memory::mmap::{MmapRegionBuilder, MmapRegionError};
-use vm_memory::{FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryRegion, GuestRegionMmap};
+use vm_memory::{FileOffset, GuestAddress, GuestRegionMmap};
 
 use crate::config::{HugePages, Memory, Size};
 
@@ -58,7 +56,7 @@ pub enum Error {
     Regions(#[from] vm_memory::GuestRegionCollectionError),
     /// KVM refuses a region.
     #[error("KVM_SET_USER_MEMORY_REGION of {1} bytes at {0:#x}: {2}")]
-    Slot(u64, u64, kvm_ioctls::Error),
+    Slot(u64, u64, vmm_sys_util::errno::Error),
 }
 
 /// Maps `regions` (address and length in bytes) as guest memory.
@@ -94,25 +92,6 @@ pub fn map(memory: &Memory, regions: &[(GuestAddress, usize)]) -> Result<GuestMe
         offset += *len as u64;
     }
     Ok(GuestMemory::from_regions(mapped)?)
-}
-
-/// Gives the memory to KVM, a slot for each region.
-pub fn register(vm: &VmFd, memory: &GuestMemory) -> Result<(), Error> {
-    for (slot, region) in (0..).zip(memory.iter()) {
-        let (address, bytes) = (region.start_addr().0, region.len());
-        let slot = kvm_userspace_memory_region {
-            slot,
-            flags: 0,
-            guest_phys_addr: address,
-            memory_size: bytes,
-            userspace_addr: region.as_ptr() as u64,
-        };
-        // SAFETY: the slots do not overlap, as the regions do not, and the mapping stays: whoever runs vCPUs holds a
-        // clone of `memory`.
-        unsafe { vm.set_user_memory_region(slot) }
-            .map_err(|error| Error::Slot(address, bytes, error))?;
-    }
-    Ok(())
 }
 
 fn map_region(
@@ -270,6 +249,8 @@ fn host_memory_bytes() -> u64 {
 #[cfg(test)]
 mod tests {
     use vm_memory::Bytes;
+
+    use vm_memory::GuestMemoryBackend as _;
 
     use super::*;
 

@@ -6,32 +6,37 @@ pub mod control;
 pub mod disks;
 mod error;
 pub mod gate;
+pub mod hypervisor;
 pub mod iothreads;
 pub mod kvm;
 pub mod lifecycle;
 pub mod main_loop;
 pub mod memory;
-pub mod mmio;
-pub mod msi;
-pub mod pci;
-pub mod power;
-pub mod reset_flag;
 pub mod signals;
 pub mod statistics;
 pub mod terminal;
 pub mod vcpu;
 
+#[cfg(target_arch = "s390x")]
+pub mod s390x;
+#[cfg(target_arch = "s390x")]
+pub use s390x as platform;
+#[cfg(target_arch = "x86_64")]
+pub mod x86_64;
+#[cfg(target_arch = "x86_64")]
+pub use x86_64 as platform;
+
+use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
-use devices::serial::Serial;
 use iothread::Context;
-use kvm_ioctls::VmFd;
 
 use self::console::Console;
 use self::control::Control;
 use self::disks::Disks;
 pub use self::error::Error;
+use self::hypervisor::GuestConsole;
 use self::lifecycle::{Lifecycle, Outcome};
 use self::main_loop::MainLoop;
 use self::signals::Signals;
@@ -55,14 +60,14 @@ pub struct Vm {
     metrics: Option<Writer>,
     tracer: Option<Arc<Tracer>>,
     context: Context,
-    serial: Arc<Serial>,
+    guest_console: Arc<dyn GuestConsole>,
     console: Console,
     signals: Signals,
     lifecycle: Arc<Lifecycle>,
     print_statistics: bool,
     filters: Option<Arc<Filters>>,
     /// Kept until the vCPUs are gone and the disks are quiet.
-    _vm: Arc<VmFd>,
+    _keep: Box<dyn Any>,
 }
 
 impl Vm {
@@ -75,7 +80,7 @@ impl Vm {
         let outcome = main_loop::run(MainLoop {
             signals: self.signals,
             console: self.console,
-            serial: self.serial.clone(),
+            guest_console: self.guest_console.clone(),
             lifecycle: self.lifecycle.clone(),
             control: self.control.clone(),
             context: self.context.clone(),
@@ -96,7 +101,7 @@ impl Vm {
         self.disks.shut_down();
         // A last time, with all requests finished.
         drop(self.metrics);
-        if !self.serial.drain(LAST_WORDS) {
+        if !self.guest_console.drain(LAST_WORDS) {
             tracing::warn!("the console takes no output; the guest's last words are lost");
         }
         if self.print_statistics {

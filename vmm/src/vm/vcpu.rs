@@ -11,25 +11,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use arch::exit::{FatalExit, describe_exit};
-use devices::bus::Bus;
-use kvm_ioctls::{VcpuExit, VcpuFd};
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 
 use super::gate::{Pass, RunGate, RunState};
+use super::hypervisor::{Step, Vcpu};
 use super::lifecycle::{Lifecycle, Outcome};
-use super::memory::GuestMemory;
-use super::reset_flag::{self, ResetFlag};
 use crate::seccomp::{Filters, Thread};
 
 /// What all vCPUs of a VM share.
 pub struct Machine {
-    /// Port I/O.
-    pub pio: Bus,
-    /// Memory-mapped I/O.
-    pub mmio: Bus,
-    /// Guest RAM.
-    pub memory: GuestMemory,
     /// Where the end is reported.
     pub lifecycle: Arc<Lifecycle>,
     /// When to run.
@@ -59,11 +49,10 @@ impl Kick {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn attach(&self, vcpu: &mut VcpuFd) {
+    fn attach(&self, vcpu: &mut dyn Vcpu) {
         let thread_id = rustix::thread::gettid().as_raw_nonzero().get();
         self.thread_id.store(thread_id, Ordering::Release);
-        let byte = &raw mut vcpu.get_kvm_run().immediate_exit;
-        *self.lock() = NonNull::new(byte.cast());
+        *self.lock() = Some(vcpu.immediate_exit());
     }
 
     fn detach(&self) {
@@ -152,7 +141,7 @@ impl VcpuControl {
 
 impl Vcpus {
     /// Starts a thread for each vCPU; they hold until [`VcpuControl::release`].
-    pub fn start(machine: Arc<Machine>, vcpus: Vec<VcpuFd>) -> std::io::Result<Self> {
+    pub fn start(machine: Arc<Machine>, vcpus: Vec<Box<dyn Vcpu>>) -> std::io::Result<Self> {
         register_signal_handler(SIGRTMIN(), on_kick)?;
         let kicks = vcpus.iter().map(|_| Arc::default()).collect();
         let mut started = Self {
@@ -218,16 +207,10 @@ impl Drop for Vcpus {
 
 extern "C" fn on_kick(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
 
-fn thread_main(index: usize, mut fd: VcpuFd, machine: &Machine, kick: &Kick) {
-    kick.attach(&mut fd);
-    let mut vcpu = Vcpu {
-        fd,
-        machine,
-        kick,
-        index,
-    };
+fn thread_main(index: usize, mut vcpu: Box<dyn Vcpu>, machine: &Machine, kick: &Kick) {
+    kick.attach(&mut *vcpu);
     // A panic on a guest's access must end the VM, not leave it without a processor.
-    let result = std::panic::catch_unwind(AssertUnwindSafe(|| vcpu.run()));
+    let result = std::panic::catch_unwind(AssertUnwindSafe(|| run(&mut *vcpu, machine, kick)));
     kick.detach();
     match result {
         Ok(None) => {}
@@ -249,137 +232,27 @@ pub fn panic_text(payload: &(dyn Any + Send)) -> &str {
         .unwrap_or("no message")
 }
 
-struct Vcpu<'a> {
-    fd: VcpuFd,
-    machine: &'a Machine,
-    kick: &'a Kick,
-    index: usize,
-}
-
-impl Vcpu<'_> {
-    /// Runs the guest until the gate stops it (`None`) or it cannot go on.
-    fn run(&mut self) -> Option<Outcome> {
-        // Not before the first run: until then threads are still made and files opened.
-        let mut filters = self.machine.filters.as_ref();
-        loop {
-            match self.machine.gate.pass() {
-                Pass::Go => {}
-                Pass::GoAfterHold => {
-                    // So that the guest's watchdog does not take the pause for a lockup. A guest without the KVM clock
-                    // cannot be told, and KVM says so.
-                    let _ = self.fd.kvmclock_ctrl();
-                }
-                Pass::End => return None,
-            }
-            if self.machine.lifecycle.has_ended() {
-                return None;
-            }
-            if let Some(Err(error)) = filters.take().map(|all| all.narrow(Thread::Vcpu)) {
-                return Some(Outcome::ThreadDied(error.to_string()));
-            }
-            if let Some(outcome) = self.step() {
-                return Some(outcome);
-            }
+/// Runs the guest until the gate stops it (`None`) or it cannot go on.
+fn run(vcpu: &mut dyn Vcpu, machine: &Machine, kick: &Kick) -> Option<Outcome> {
+    // Not before the first run: until then threads are still made and files opened.
+    let mut filters = machine.filters.as_ref();
+    loop {
+        match machine.gate.pass() {
+            Pass::Go => {}
+            Pass::GoAfterHold => vcpu.after_hold(),
+            Pass::End => return None,
         }
-    }
-
-    /// One KVM_RUN and what it asks for.
-    fn step(&mut self) -> Option<Outcome> {
-        match self.fd.run() {
-            Ok(VcpuExit::IoOut(port, data)) => {
-                let data: *const [u8] = data;
-                let width = self.port_width();
-                // SAFETY: the data lies in the vCPU's shared mapping, which `fd` keeps, and nobody writes it before the
-                // next KVM_RUN.
-                for item in unsafe { &*data }.chunks(width) {
-                    if !self.machine.pio.write(port.into(), item) {
-                        tracing::trace!("port {port:#x}: nobody takes {item:x?}");
-                    }
-                }
-                None
-            }
-            Ok(VcpuExit::IoIn(port, data)) => {
-                let data: *mut [u8] = data;
-                let width = self.port_width();
-                // SAFETY: as above, and no other reference to it is alive.
-                for item in unsafe { &mut *data }.chunks_mut(width) {
-                    if !self.machine.pio.read(port.into(), item) {
-                        tracing::trace!("port {port:#x}: nobody answers");
-                    }
-                }
-                None
-            }
-            Ok(VcpuExit::MmioWrite(address, data)) => {
-                if !self.machine.mmio.write(address, data) {
-                    tracing::trace!("address {address:#x}: nobody takes {data:x?}");
-                }
-                None
-            }
-            Ok(VcpuExit::MmioRead(address, data)) => {
-                if !self.machine.mmio.read(address, data) {
-                    tracing::trace!("address {address:#x}: nobody answers");
-                }
-                None
-            }
-            Ok(VcpuExit::Intr) => {
-                self.kick.set(0);
-                None
-            }
-            Ok(VcpuExit::Shutdown) => Some(self.shutdown()),
-            Ok(VcpuExit::InternalError) => Some(self.fatal(FatalExit::InternalError)),
-            Ok(VcpuExit::FailEntry(reason, cpu)) => {
-                Some(self.fatal(FatalExit::FailEntry { reason, cpu }))
-            }
-            Ok(exit) => {
-                let what = format!("{exit:?}");
-                Some(self.failed(&what))
-            }
-            Err(error) => match error.errno() {
-                // A kick, or a vCPU that waits for its start-up IPI. The kick is taken back before the gate is looked at:
-                // whoever kicks closes the gate first.
-                libc::EINTR | libc::EAGAIN => {
-                    self.kick.set(0);
-                    None
-                }
-                _ => {
-                    let what = format!("KVM_RUN failed: {error}");
-                    Some(self.failed(&what))
-                }
-            },
+        if machine.lifecycle.has_ended() {
+            return None;
         }
-    }
-
-    /// Bytes of one port access; a string instruction makes several in one exit.
-    fn port_width(&mut self) -> usize {
-        // SAFETY: after KVM_EXIT_IO the `io` member of the union is the one that KVM filled.
-        let size = unsafe { self.fd.get_kvm_run().__bindgen_anon_1.io.size };
-        usize::from(size.max(1))
-    }
-
-    /// KVM_EXIT_SHUTDOWN: a triple fault, by accident or to reset the machine.
-    fn shutdown(&mut self) -> Outcome {
-        match reset_flag::read(&self.machine.memory) {
-            ResetFlag::Warm => Outcome::GuestPanic,
-            ResetFlag::Cold => Outcome::Reboot,
-            ResetFlag::Untouched => {
-                let report = describe_exit(&mut self.fd, &self.machine.memory, FatalExit::Shutdown);
-                Outcome::TripleFault(format!("vcpu{}: {report}", self.index))
-            }
+        if let Some(Err(error)) = filters.take().map(|all| all.narrow(Thread::Vcpu)) {
+            return Some(Outcome::ThreadDied(error.to_string()));
         }
-    }
-
-    /// An exit whose reasons `arch` can tell.
-    fn fatal(&mut self, exit: FatalExit) -> Outcome {
-        let report = describe_exit(&mut self.fd, &self.machine.memory, exit);
-        Outcome::VcpuFailed(format!("vcpu{}: {report}", self.index))
-    }
-
-    /// Anything else.
-    fn failed(&mut self, what: &str) -> Outcome {
-        let place = match self.fd.get_regs() {
-            Ok(regs) => format!("RIP {:#x}", regs.rip),
-            Err(error) => format!("registers unknown: {error}"),
-        };
-        Outcome::VcpuFailed(format!("vcpu{} cannot go on: {what}; {place}", self.index))
+        match vcpu.step() {
+            Step::Continue => {}
+            // The kick is taken back before the gate is looked at: whoever kicks closes the gate first.
+            Step::Kicked => kick.set(0),
+            Step::End(outcome) => return Some(outcome),
+        }
     }
 }

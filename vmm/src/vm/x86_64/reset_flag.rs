@@ -13,7 +13,7 @@
 
 use vm_memory::{Bytes, GuestAddress};
 
-use super::memory::GuestMemory;
+use crate::vm::memory::GuestMemory;
 
 /// Where the reset flag is.
 const ADDRESS: GuestAddress = GuestAddress(0x472);

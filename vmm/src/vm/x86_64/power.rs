@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use devices::reset::{PowerCallback, PowerEvent};
 
-use super::lifecycle::{Lifecycle, Outcome};
-use super::memory::GuestMemory;
 use super::reset_flag::{self, ResetFlag};
+use crate::vm::lifecycle::{Lifecycle, Outcome};
+use crate::vm::memory::GuestMemory;
 
 /// What the power registers call, in the vCPU thread that wrote them.
 pub fn callback(lifecycle: Arc<Lifecycle>, memory: GuestMemory) -> PowerCallback {

@@ -11,9 +11,9 @@ use devices::virtio::device::VirtioDevice;
 use devices::virtio::pci::{PciBus, PciError, VirtioPci};
 use kvm_ioctls::VmFd;
 
-use super::disks::Buses;
-use super::memory::GuestMemory;
+use super::Buses;
 use super::msi::{self, MsiRoutes};
+use crate::vm::memory::GuestMemory;
 
 /// Ports of the configuration mechanism that is older than ECAM.
 const CONFIG_PORTS: Range<u64> = 0xcf8..0xd00;

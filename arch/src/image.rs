@@ -8,7 +8,47 @@ use std::path::Path;
 use vm_memory::{Bytes, GuestAddress};
 
 use crate::GuestMemory;
-use crate::x86_64::error::{Error, FileRole, Result};
+
+/// Which of the two boot files an error is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileRole {
+    /// The kernel.
+    Kernel,
+    /// The initial RAM disk.
+    Initrd,
+}
+
+impl FileRole {
+    /// The command line option that names this file.
+    pub fn option(self) -> &'static str {
+        match self {
+            FileRole::Kernel => "--kernel",
+            FileRole::Initrd => "--initrd",
+        }
+    }
+}
+
+impl std::fmt::Display for FileRole {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            FileRole::Kernel => "kernel",
+            FileRole::Initrd => "initrd",
+        })
+    }
+}
+
+/// A file that is missing, unreadable, or not a regular file. The text is the reason alone: whoever
+/// prints it has named option and path.
+#[derive(Debug, thiserror::Error)]
+#[error("{reason}")]
+pub struct OpenError {
+    /// Option that named the file.
+    pub file: FileRole,
+    /// Path as given.
+    pub path: String,
+    /// Why it cannot be used, with a remedy.
+    pub reason: String,
+}
 
 /// Something of known length that can be read at any offset and copied into guest memory.
 pub trait Image {
@@ -124,8 +164,11 @@ fn into_io(error: vm_memory::GuestMemoryError) -> std::io::Error {
 
 /// Opens a boot file for reading. Refuses, with the path and a remedy, what is missing, unreadable
 /// or not a regular file.
-pub fn open(role: FileRole, path: &Path) -> Result<File> {
-    let fail = |reason: String| Error::Open {
+///
+/// # Errors
+/// [`OpenError`] says which of these it is.
+pub fn open(role: FileRole, path: &Path) -> Result<File, OpenError> {
+    let fail = |reason: String| OpenError {
         file: role,
         path: path.display().to_string(),
         reason,
@@ -182,11 +225,8 @@ mod tests {
         ] {
             let error = open(FileRole::Kernel, &path).unwrap_err();
             assert_eq!(error.to_string(), reason);
-            assert_eq!(error.option(), Some("--kernel"));
-            let Error::Open { path: named, .. } = error else {
-                panic!("{error:?}");
-            };
-            assert_eq!(Path::new(&named), path);
+            assert_eq!(error.file.option(), "--kernel");
+            assert_eq!(Path::new(&error.path), path);
         }
         std::fs::write(path("file"), b"bytes").unwrap();
         let file = open(FileRole::Initrd, &path("file")).unwrap();
