@@ -81,7 +81,8 @@ pub struct Hardware {
     pub console: Console,
     /// Asks the guest to power off.
     pub power_button: PowerButton,
-    /// Kept until the vCPUs are gone and the disks are quiet.
+    /// Kept until the vCPUs are gone and the disks are quiet: the VM and its devices. A vCPU's thread must not be the one
+    /// that drops a device, which waits for the device's I/O.
     pub keep: Box<dyn Any>,
 }
 

@@ -130,7 +130,8 @@ impl Hypervisor for Machine {
             guest_console: serial,
             console,
             power_button: Box::new(move || power_button.write(1)),
-            keep: Box::new(vm),
+            // The devices too: the last vCPU's thread must not be the one that drops them and waits for their I/O.
+            keep: Box::new((buses, vm)),
         })
     }
 }
