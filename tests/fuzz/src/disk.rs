@@ -161,7 +161,8 @@ fn one(machine: &mut Machine, model: &mut [u8], request: &Request) -> bool {
             Fault::Flags(index, flags) => table[at(index)].flags = flags,
             Fault::Next(index, next) => table[at(index)].next = next,
             Fault::Head(wrong) => head = wrong,
-            Fault::Ahead(count) => ahead = count,
+            // Once round would be no request at all, and no answer.
+            Fault::Ahead(count) => ahead = count % u16::MAX,
         }
     }
     let base = if request.indirect { TABLE } else { DESC };

@@ -11,6 +11,7 @@ mod machine;
 mod options;
 mod qmp;
 mod registers;
+mod vhost_user;
 
 /// A target.
 pub struct Target {
@@ -58,6 +59,11 @@ pub const TARGETS: &[Target] = &[
         name: "options",
         run: options::parse,
         short_inputs: 3000,
+    },
+    Target {
+        name: "vhost_user",
+        run: vhost_user::front_end,
+        short_inputs: 1500,
     },
 ];
 

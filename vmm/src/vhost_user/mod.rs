@@ -33,7 +33,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use serde_json::{Map, Value};
 
 use self::backend::Backend;
-use self::server::Server;
+pub use self::server::Server;
 use crate::config::args::RunArgs;
 use crate::config::{self, Config, keyval};
 use crate::qmp::machine::Machine as _;
