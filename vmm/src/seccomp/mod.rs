@@ -1,6 +1,6 @@
 //! What each kind of thread may ask of the kernel once the VM is built (seccomp(2)).
 //!
-//! The lists are data: `resources/seccomp/x86_64.json`, compiled into the program and turned into BPF when it starts. One
+//! The lists are data: `resources/seccomp/x86_64.json`, turned into BPF when the program is built (`build.rs`). One
 //! filter holds for all threads from the moment everything is open; the threads that do the guest's bidding then take a
 //! narrower one of their own on top. A thread that steps outside ends the process with a message that names it and the
 //! call ([`violation`]).
@@ -11,14 +11,25 @@ use std::sync::Arc;
 use std::sync::OnceLock;
 
 use schemars::JsonSchema;
-use seccompiler::{BpfMap, BpfProgram, TargetArch};
+use seccompiler::sock_filter;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::vm::terminal;
 
-/// The filters' source.
-const JSON: &str = include_str!("../../../resources/seccomp/x86_64.json");
+/// What `build.rs` made: `SOURCE`, the lists; `TRAP` and `LOG`, their programs by what they do with other calls.
+mod compiled {
+    use super::{Table, instruction};
+
+    include!(concat!(env!("OUT_DIR"), "/seccomp.rs"));
+}
+
+/// Programs by the name of their list.
+type Table = &'static [(&'static str, &'static [sock_filter])];
+
+const fn instruction(code: u16, jt: u8, jf: u8, k: u32) -> sock_filter {
+    sock_filter { code, jt, jf, k }
+}
 
 /// Most memory pools of the C library.
 const MALLOC_ARENAS: i32 = 8;
@@ -67,9 +78,9 @@ pub const PROCESS: &str = "process";
 /// The filters do not work here.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The source is wrong: a mistake of this program.
-    #[error("the filters of seccomp do not compile: {0}")]
-    Compile(String),
+    /// No lists were compiled in.
+    #[error("--seccomp on: there are no filters for {0} processors; --seccomp off does without")]
+    Processor(&'static str),
     /// The kernel refuses.
     #[error(
         "--seccomp: the kernel refuses the filter of {thread}: {source}; --seccomp off does without"
@@ -82,36 +93,26 @@ pub enum Error {
     },
 }
 
-/// Compiled filters, to be installed in [`Filters::install`]'s order.
+/// The filters, to be installed in [`Filters::install`]'s order.
 pub struct Filters {
-    programs: BpfMap,
+    programs: Table,
 }
 
 impl Filters {
-    /// Compiles the filters; none for [`Mode::Off`].
+    /// The filters that do what `mode` says; none for [`Mode::Off`].
     ///
     /// # Errors
-    /// A mistake in the source.
-    pub fn compile(mode: Mode) -> Result<Option<Arc<Self>>, Error> {
-        let action = match mode {
-            Mode::On => "trap",
-            Mode::Log => "log",
+    /// There are none for this processor.
+    pub fn new(mode: Mode) -> Result<Option<Arc<Self>>, Error> {
+        let programs = match mode {
+            Mode::On => compiled::TRAP,
+            Mode::Log => compiled::LOG,
             Mode::Off => return Ok(None),
         };
-        let broken = |error: &dyn std::fmt::Display| Error::Compile(error.to_string());
-        let mut source: Value = serde_json::from_str(JSON).map_err(|error| broken(&error))?;
-        for filter in source
-            .as_object_mut()
-            .into_iter()
-            .flat_map(|map| map.values_mut())
-        {
-            filter["mismatch_action"] = action.into();
+        match programs.is_empty() {
+            true => Err(Error::Processor(std::env::consts::ARCH)),
+            false => Ok(Some(Arc::new(Self { programs }))),
         }
-        let text = source.to_string();
-        let arch = TargetArch::try_from(std::env::consts::ARCH).map_err(|error| broken(&error))?;
-        let programs = seccompiler::compile_from_json(text.as_bytes(), arch)
-            .map_err(|error| broken(&error))?;
-        Ok(Some(Arc::new(Self { programs })))
     }
 
     /// Puts the common filter on every thread there is, and on those to come.
@@ -139,9 +140,14 @@ impl Filters {
         seccompiler::apply_filter(program).map_err(|source| Error::Install { thread, source })
     }
 
-    fn program(&self, key: &str) -> Result<&BpfProgram, Error> {
-        let program = self.programs.get(key);
-        program.ok_or_else(|| Error::Compile(format!("there is none for {key}")))
+    fn program(&self, key: &'static str) -> Result<&'static [sock_filter], Error> {
+        let mut programs = self.programs.iter();
+        let found = programs.find(|(name, _)| *name == key);
+        let missing = seccompiler::Error::EmptyFilter;
+        found.map(|(_, program)| *program).ok_or(Error::Install {
+            thread: key,
+            source: missing,
+        })
     }
 
     /// Makes every worker of the process' pool narrow itself when it starts.
@@ -183,7 +189,7 @@ fn plain_panics() {
 
 /// What the source lists for `key`: names of system calls, and whether only with certain arguments.
 pub fn listed(key: &str) -> Vec<(String, bool)> {
-    let source: Value = serde_json::from_str(JSON).unwrap_or_default();
+    let source: Value = serde_json::from_str(compiled::SOURCE).unwrap_or_default();
     let rules = source[key]["filter"]
         .as_array()
         .cloned()

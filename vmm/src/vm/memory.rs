@@ -123,7 +123,18 @@ fn map_region(
         pages.map_error(memory, source)
     })?;
     if pages.huge_bytes.is_none() {
-        advise(region.as_ptr(), len, libc::MADV_HUGEPAGE);
+        // Boot needs a few small pages at the very bottom. A huge one there would have to be found and zeroed before
+        // the guest starts, which takes milliseconds where memory is fragmented.
+        let small = if address.0 == 0 {
+            LOW_BYTES.min(len)
+        } else {
+            0
+        };
+        advise(
+            region.as_ptr().wrapping_add(small),
+            len - small,
+            libc::MADV_HUGEPAGE,
+        );
     }
     // The guest's memory would make a core dump as large as the guest.
     advise(region.as_ptr(), len, libc::MADV_DONTDUMP);
@@ -132,6 +143,9 @@ fn map_region(
     }
     GuestRegionMmap::new(region, address).ok_or(Error::BeyondAddressing(memory.size, u64::BITS))
 }
+
+/// What lies below every kernel's bulk: tables, command line, the first steps of booting.
+const LOW_BYTES: usize = 2 << 20;
 
 /// A hint: a kernel that does not take it loses nothing but speed.
 fn advise(start: *mut u8, len: usize, advice: i32) {

@@ -48,6 +48,9 @@ impl Signals {
         if error != 0 {
             return Err(io::Error::from_raw_os_error(error));
         }
+        // A write beyond the limit of file sizes (RLIMIT_FSIZE) is an error of the disk's like any other.
+        // SAFETY: no handler is installed.
+        unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
         // SAFETY: `set` was filled above.
         let fd =
             unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
