@@ -10,6 +10,7 @@
 //! devices.rs   interrupts, notifications, features, what the configuration space tells
 //! stop.rs      signals and sudden death during I/O
 //! settings.rs  settings changed while I/O runs
+//! soak.rs      everything at once for as long as one likes, and many VMs at once
 //! syscalls.rs  the system calls that a request costs
 //! hostile.rs   drivers that break the rules
 //! ```
@@ -20,6 +21,7 @@ mod devices;
 mod disk;
 mod hostile;
 mod settings;
+mod soak;
 mod stop;
 mod syscalls;
 mod vm;
@@ -145,6 +147,7 @@ pub fn main(scratch: &str) -> ExitCode {
         data::TESTS,
         devices::TESTS,
         settings::TESTS,
+        soak::TESTS,
         stop::TESTS,
         syscalls::TESTS,
         hostile::TESTS,

@@ -4,6 +4,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::disk::{Image, SECTOR_BYTES};
+use super::soak::{Chance, number};
 use super::vm::{Running, Vm};
 use super::{Bench, Test};
 
@@ -70,12 +71,15 @@ fn harmless_signals(bench: &Bench) {
 fn killed_during_writes(bench: &Bench) {
     const BLOCK_SECTORS: u64 = 8;
     const BLOCKS: u64 = 256;
-    for options in [
+    let mut chance = Chance::new("killed_during_writes");
+    let all = [
         "direct=off,cache=writeback",
         "direct=on",
         "engine=threads",
         "engine=native,direct=on",
-    ] {
+    ];
+    let kills = number("POLLUX_KILLS", all.len());
+    for options in all.iter().cycle().take(kills) {
         let directory = bench.directory();
         let image = Image::new(&directory, "disk", BLOCKS * BLOCK_SECTORS * SECTOR_BYTES);
         let jobs =
@@ -84,10 +88,12 @@ fn killed_during_writes(bench: &Bench) {
         let mut vm = vm.disk(&image, &format!("iothread=io0,{options}")).start();
         let mut flushed = 0;
         // Past the first pass over the disk, so that some blocks are overwritten.
-        while flushed < BLOCKS + 100 {
+        let enough = BLOCKS + chance.below(200);
+        while flushed < enough {
             let line = vm.wait_for("flush", |line| line["flushed"].is_u64());
             flushed = line["flushed"].as_u64().unwrap_or(0);
         }
+        thread::sleep(Duration::from_micros(chance.below(5000)));
         let end = vm.kill();
         // The image can be used at once, though the kernel may still be freeing the killed
         // process's ring, and with it the lock.
