@@ -49,6 +49,7 @@
 pub mod bus;
 pub mod reset;
 pub mod serial;
+mod sync;
 pub mod virtio;
 
 /// Guest RAM as every device sees it.

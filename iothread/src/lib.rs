@@ -1,6 +1,7 @@
 #![doc = include_str!("guide.md")]
 
 mod bottom_half;
+mod buffers;
 mod clock;
 mod context;
 mod error;
@@ -22,6 +23,7 @@ pub mod trace;
 pub mod transfer;
 
 pub use bottom_half::{BottomHalf, RemoteBottomHalf};
+pub use buffers::{BUFFER_MAX_BYTES, BUFFER_SLOTS};
 pub use clock::now_ns;
 pub use context::{Context, ContextConfig, WeakContext};
 pub use error::{CallError, Error, SettingError};

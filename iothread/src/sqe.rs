@@ -12,6 +12,7 @@ use std::rc::Rc;
 use io_uring::opcode;
 use io_uring::squeue::Entry;
 
+use crate::buffers::BufferSlot;
 use crate::context::{COMPLETIONS, Context, State};
 use crate::stats::count;
 use crate::trace::TraceEvent;
@@ -102,6 +103,8 @@ pub(crate) struct Requests {
     in_flight: Cell<u32>,
     /// Slots of the registered files that are taken; empty before the first.
     file_slots: RefCell<Vec<bool>>,
+    /// Slots of the registered buffers; empty before the first.
+    pub(crate) buffer_slots: RefCell<Vec<BufferSlot>>,
 }
 
 /// Slots for registered files on each ring.
@@ -313,28 +316,7 @@ impl Context {
         }
     }
 
-    /// Registers memory for READ_FIXED and WRITE_FIXED (`IORING_REGISTER_BUFFERS`).
-    ///
-    /// # Errors
-    /// `ENOSYS` without a ring; `ENOMEM` when RLIMIT_MEMLOCK does not allow it.
-    ///
-    /// # Safety
-    /// The memory stays mapped until [`Self::unregister_buffers`] or the context's end.
-    pub unsafe fn register_buffers(&self, buffers: &[libc::iovec]) -> io::Result<()> {
-        let ring = self.ring_or_enosys()?;
-        // SAFETY: the caller's promise.
-        unsafe { ring.submitter().register_buffers(buffers) }
-    }
-
-    /// Ends the registration of buffers.
-    ///
-    /// # Errors
-    /// `ENOSYS` without a ring; `ENXIO` when there are none.
-    pub fn unregister_buffers(&self) -> io::Result<()> {
-        self.ring_or_enosys()?.submitter().unregister_buffers()
-    }
-
-    fn ring_or_enosys(&self) -> io::Result<&crate::ring::Ring> {
+    pub(crate) fn ring_or_enosys(&self) -> io::Result<&crate::ring::Ring> {
         let ring = self.state().ring.as_deref();
         ring.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOSYS))
     }

@@ -4,6 +4,7 @@
 mod common;
 
 use std::cell::{Cell, RefCell};
+use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::rc::Rc;
 
@@ -338,7 +339,7 @@ fn completer_may_go_in_its_own_callback() {
 }
 
 #[test]
-fn registered_files_and_buffers() {
+fn registered_files() {
     let _watchdog = Watchdog::new("registered");
     each_ring(Setup::config, |ctx, setup| {
         let mut file = tempfile::tempfile().unwrap();
@@ -351,13 +352,7 @@ fn registered_files_and_buffers() {
         ctx.unregister_file(1);
         assert_eq!(ctx.register_file(file.as_raw_fd()).unwrap(), 1);
         let mut buffer = vec![0u8; 4096];
-        let iovec = libc::iovec {
-            iov_base: buffer.as_mut_ptr().cast(),
-            iov_len: buffer.len(),
-        };
-        // SAFETY: the buffer outlives the registration, which ends below.
-        unsafe { ctx.register_buffers(&[iovec]).unwrap() };
-        let entry = opcode::ReadFixed::new(types::Fixed(1), buffer.as_mut_ptr(), 10, 0).build();
+        let entry = opcode::Read::new(types::Fixed(1), buffer.as_mut_ptr(), 10).build();
         let result = Rc::new(Cell::new(None));
         let told = result.clone();
         // SAFETY: file and buffer outlive the completion.
@@ -365,13 +360,86 @@ fn registered_files_and_buffers() {
         run_until(ctx, || result.get().is_some());
         assert_eq!(result.get(), Some(10), "{setup}");
         assert_eq!(&buffer[..10], b"registered");
-        ctx.unregister_buffers().unwrap();
-        assert!(ctx.unregister_buffers().is_err());
         for _ in 3..FILE_SLOTS {
             ctx.register_file(file.as_raw_fd()).unwrap();
         }
         let full = ctx.register_file(file.as_raw_fd()).unwrap_err();
         assert_eq!(full.raw_os_error(), Some(libc::ENFILE));
+    });
+}
+
+/// What READ_FIXED of 10 bytes of `file` into `buffer` by `slot` gives.
+fn read_fixed(ctx: &Context, file: &File, buffer: &mut [u8], slot: u32) -> i32 {
+    let fd = types::Fd(file.as_raw_fd());
+    let slot = u16::try_from(slot).unwrap();
+    let entry = opcode::ReadFixed::new(fd, buffer.as_mut_ptr(), 10, slot).build();
+    let result = Rc::new(Cell::new(None));
+    let told = result.clone();
+    // SAFETY: file and buffer outlive the completion, which is waited for.
+    unsafe { ctx.add_sqe_once(entry, move |_, result| told.set(Some(result))) };
+    run_until(ctx, || result.get().is_some());
+    result.get().unwrap()
+}
+
+#[test]
+fn registered_buffers_are_shared_until_the_last_user_goes() {
+    let _watchdog = Watchdog::new("registered buffers");
+    each_ring(Setup::config, |ctx, setup| {
+        let mut file = tempfile::tempfile().unwrap();
+        std::io::Write::write_all(&mut file, b"registered").unwrap();
+        let mut buffers = [vec![0u8; 8192], vec![0u8; 8192]];
+        let register = |buffer: &mut Vec<u8>, bytes| {
+            // SAFETY: the buffers outlive the context's use of them.
+            unsafe { ctx.register_buffer(buffer.as_mut_ptr(), bytes) }
+        };
+        let Ok(first) = register(&mut buffers[0], 8192) else {
+            println!(
+                "skipped: registered_buffers_are_shared_until_the_last_user_goes needs Linux 5.19 and locked memory"
+            );
+            return;
+        };
+        let second = register(&mut buffers[1], 8192).unwrap();
+        assert_ne!(first, second);
+        assert_eq!(register(&mut buffers[0], 8192).unwrap(), first, "{setup}");
+        // As long as another: not the same memory.
+        let part = register(&mut buffers[0], 4096).unwrap();
+        assert!(part != first && part != second);
+        ctx.unregister_buffer(part);
+        ctx.unregister_buffer(part);
+        for _ in 0..2 {
+            assert_eq!(
+                read_fixed(ctx, &file, &mut buffers[0], first),
+                10,
+                "{setup}"
+            );
+            assert_eq!(&buffers[0][..10], b"registered");
+            buffers[0].fill(0);
+            ctx.unregister_buffer(first);
+        }
+        // Fails if the last one does not empty the slot.
+        assert_eq!(
+            read_fixed(ctx, &file, &mut buffers[0], first),
+            -libc::EFAULT
+        );
+        assert_eq!(
+            read_fixed(ctx, &file, &mut buffers[0], second),
+            -libc::EFAULT,
+            "wrong memory"
+        );
+        assert_eq!(read_fixed(ctx, &file, &mut buffers[1], second), 10);
+        ctx.unregister_buffer(u32::MAX);
+        ctx.unregister_buffer(second);
+        // As many as there are, differing in length.
+        let mut many = vec![0u8; BUFFER_SLOTS as usize];
+        let slots: Vec<u32> = (1..=many.len())
+            .map(|bytes| register(&mut many, bytes).unwrap())
+            .collect();
+        let full = register(&mut buffers[0], 8192).unwrap_err();
+        assert_eq!(full.raw_os_error(), Some(libc::ENFILE));
+        slots
+            .into_iter()
+            .for_each(|slot| ctx.unregister_buffer(slot));
+        assert!(ctx.supports(opcode::Read::CODE) && !ctx.supports(250));
     });
 }
 

@@ -265,6 +265,15 @@ pub static AXES: &[Axis] = &[
         },
     },
     Axis {
+        name: "fixedbufs",
+        kind: Kind::Setting,
+        tools: ALL,
+        takes: "on or off (guest memory registered with the ring)",
+        set: |run, v| pick(SWITCH, v).map(|x| run.fixedbufs = Some(x)),
+        get: |run| run.fixedbufs.and_then(|x| name_of(SWITCH, &x)),
+        short: |v| format!("fixedbufs-{v}"),
+    },
+    Axis {
         name: "poll-policy",
         kind: Kind::Setting,
         tools: ALL,

@@ -81,6 +81,9 @@ pub struct Run {
     pub engine: Engine,
     /// O_DIRECT. Never left to the VMM: the defaults of VMMs differ.
     pub direct: bool,
+    /// Whether guest memory is registered with the ring.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fixedbufs: Option<bool>,
     /// The iothread's poll-policy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub poll_policy: Option<String>,
@@ -124,6 +127,7 @@ impl Default for Run {
             vmm: Vmm::Pollux,
             engine: Engine::IoUring,
             direct: false,
+            fixedbufs: None,
             poll_policy: None,
             poll_weight: None,
             poll_max_ns: None,
@@ -145,6 +149,10 @@ impl Run {
             self.poll_weight = None;
             self.poll_completions = None;
             self.monitor = None;
+            self.fixedbufs = None;
+        }
+        if self.engine != Engine::IoUring {
+            self.fixedbufs = None;
         }
         let policy = self.poll_policy.as_deref();
         if policy.is_some_and(|p| p != "weighted") {

@@ -59,8 +59,10 @@ fn pollux(program: &Path, run: &Run, disks: &[PathBuf], sockets: &[PathBuf]) -> 
             [one] => format!(",iothread={one}"),
             many => format!(",iothreads={}", many.join(":")),
         };
+        let fixedbufs = run.fixedbufs.map(switch);
+        let fixedbufs = fixedbufs.map_or(String::new(), |word| format!(",fixedbufs={word}"));
         command.arg("--disk").arg(format!(
-            "path={},queues={},engine={},direct={}{placed}",
+            "path={},queues={},engine={},direct={}{placed}{fixedbufs}",
             text(disk),
             run.queues,
             engine(run),

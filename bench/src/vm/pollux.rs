@@ -44,6 +44,13 @@ pub(super) fn arguments(machine: &Machine, run: &Run) -> Vec<String> {
             };
             let direct = if run.direct { "on" } else { "off" };
             text += &format!(",queues={},engine={engine},direct={direct}", run.queues);
+            if let Some(fixedbufs) = run.fixedbufs {
+                text += if fixedbufs {
+                    ",fixedbufs=on"
+                } else {
+                    ",fixedbufs=off"
+                };
+            }
             loaded += 1;
         } else {
             text += ",direct=off";

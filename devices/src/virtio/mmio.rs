@@ -6,7 +6,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 
 use virtio_bindings::virtio_mmio as reg;
 use vmm_sys_util::eventfd::EventFd;
@@ -15,6 +15,7 @@ use super::device::{Interrupt, VirtioDevice};
 use super::transport::{NeedsReset, Transport, set_half};
 use crate::GuestMemory;
 use crate::bus::BusDevice;
+use crate::sync::Mutex;
 
 /// "virt", little-endian.
 const MAGIC: u32 = 0x7472_6976;

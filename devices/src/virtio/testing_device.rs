@@ -1,9 +1,10 @@
 //! A device that does nothing but remember, for tests of transports.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use super::device::{ActivateError, Activation, ActiveQueue, Interrupt, VirtioDevice};
 use super::features::{EVENT_IDX, VERSION_1};
+use crate::sync::Mutex;
 
 /// What happened to the device.
 #[derive(Default)]

@@ -1,7 +1,10 @@
 //! What was written is read again: across disks and iothreads, engines, layouts, sizes and restarts.
 
+use std::thread;
+use std::time::{Duration, Instant};
+
 use super::disk::{Image, SECTOR_BYTES};
-use super::vm::Vm;
+use super::vm::{Running, Vm};
 use super::{Bench, Test};
 
 pub const TESTS: &[Test] = &[
@@ -11,6 +14,15 @@ pub const TESTS: &[Test] = &[
     ),
     Test::new("data_without_iothread", without_iothread),
     Test::new("data_engine_io_uring", |bench| engine(bench, "io_uring")),
+    Test::new("data_registered_buffers", registered_buffers),
+    Test::new(
+        "data_registered_buffers_by_default",
+        registered_buffers_by_default,
+    ),
+    Test::new(
+        "data_registered_buffers_beyond_the_limit",
+        registered_buffers_beyond_the_limit,
+    ),
     Test::new("data_engine_native", |bench| engine(bench, "native")),
     Test::new("data_engine_threads", |bench| engine(bench, "threads")),
     Test::new("data_monitor_io_uring", |bench| monitor(bench, "io_uring")),
@@ -120,6 +132,129 @@ fn engine(bench: &Bench, engine: &str) {
         let vm = Vm::new(bench, RANDOM).iothread("id=io0");
         let options = format!("iothread=io0,engine={engine},direct={direct},cache={cache}");
         random(vm, &image, &options);
+    }
+}
+
+/// MiB of the process' memory that are pinned, once there are some: the disks are in use then.
+fn pinned_mib(vm: &Running) -> u64 {
+    let path = format!("/proc/{}/status", vm.id());
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let mut before = 0;
+    loop {
+        let status = std::fs::read_to_string(&path).expect("its status");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmPin:"));
+        let number = line.and_then(|line| line.split_whitespace().next());
+        let kib: u64 = number.and_then(|n| n.parse().ok()).expect("a number");
+        if kib != 0 && kib == before {
+            return kib >> 10;
+        }
+        before = kib;
+        assert!(Instant::now() < deadline, "no memory is pinned");
+        thread::sleep(Duration::from_millis(200));
+    }
+}
+
+/// Two disks on one iothread, which share its registration, one on another, one that wants none,
+/// and everything checked on each. The registered memory is pinned once for each iothread.
+fn registered_buffers(bench: &Bench) {
+    for memory in ["160M", "160M,prefault=on"] {
+        let directory = bench.directory();
+        let images: Vec<_> = (0..4)
+            .map(|i| Image::new(&directory, &format!("disk{i}"), 4 * MIB))
+            .collect();
+        let jobs = format!("{RANDOM} job=on rw=randread bs=4k iodepth=4 runtime=600s");
+        let mut vm = Vm::new(bench, &jobs)
+            .memory(memory)
+            .iothread("id=io0")
+            .iothread("id=io1,poll-max-ns=0")
+            .disk(&images[0], "iothread=io0,fixedbufs=on")
+            .disk(&images[1], "iothread=io0,fixedbufs=on,direct=off")
+            .disk(&images[2], "iothread=io1,fixedbufs=on")
+            .disk(&images[3], "fixedbufs=off")
+            .start();
+        for job in [
+            "mixed",
+            "small",
+            "large",
+            "plain",
+            "direct_chain",
+            "no_event_idx",
+            "bare",
+        ] {
+            vm.good_job(job);
+        }
+        assert_eq!(pinned_mib(&vm), 2 * 160, "{memory}");
+        vm.signal("TERM");
+        vm.end().expect(0, "sigterm");
+    }
+}
+
+/// Memory that is there anyway is registered for a direct disk, unless the disk says no.
+fn registered_buffers_by_default(bench: &Bench) {
+    for (memory, options, pinned) in [
+        ("160M,prefault=on", "", 320),
+        ("160M,prefault=on", ",direct=off", 160),
+        ("160M,prefault=on", ",fixedbufs=off", 160),
+        ("160M", "", 160),
+    ] {
+        let directory = bench.directory();
+        let images = ["disk", "other"].map(|name| Image::new(&directory, name, 4 * MIB));
+        // The other one has them in any case.
+        let vm = Vm::new(bench, "job=on rw=randread bs=4k iodepth=4 runtime=600s")
+            .memory(memory)
+            .iothread("id=io0")
+            .iothread("id=io1")
+            .disk(&images[0], &format!("iothread=io0{options}"))
+            .disk(&images[1], "iothread=io1,fixedbufs=on")
+            .start();
+        assert_eq!(pinned_mib(&vm), pinned, "{memory} {options}");
+        vm.signal("TERM");
+        vm.end().expect(0, "sigterm");
+    }
+}
+
+/// Where the memory may not be locked, one line says so and the disk does without.
+fn registered_buffers_beyond_the_limit(bench: &Bench) {
+    let directory = bench.directory();
+    let image = Image::new(&directory, "disk", 4 * MIB);
+    // Who has these capabilities has no limit, or may raise it.
+    let limited = [
+        "prlimit",
+        "--memlock=1048576:1048576",
+        "setpriv",
+        "--bounding-set=-ipc_lock,-sys_resource",
+        "--inh-caps=-ipc_lock,-sys_resource",
+        "--",
+    ];
+    let mut vm = Vm::new(bench, &format!("queues=2 {RANDOM}"))
+        .under(&limited)
+        .cpus(2)
+        .iothread("id=io0")
+        .disk(&image, "iothread=io0,fixedbufs=on,queues=2")
+        .start();
+    for job in [
+        "mixed",
+        "small",
+        "large",
+        "plain",
+        "direct_chain",
+        "no_event_idx",
+    ] {
+        vm.good_job(job);
+    }
+    vm.good_job("bare");
+    let end = vm.end();
+    assert!(end.status.success(), "{}", end.messages);
+    let lines: Vec<&str> = end.messages.lines().collect();
+    assert_eq!(lines.len(), 1, "{}", end.messages);
+    for part in [
+        "disk0",
+        "fixedbufs=on",
+        "ulimit -l",
+        "160 MiB",
+        "fixedbufs=off",
+    ] {
+        assert!(lines[0].contains(part), "{part}: {}", lines[0]);
     }
 }
 

@@ -32,6 +32,7 @@ pub struct Vm<'a> {
     cpus: u32,
     memory: String,
     arguments: Vec<String>,
+    under: Vec<String>,
 }
 
 impl<'a> Vm<'a> {
@@ -44,7 +45,14 @@ impl<'a> Vm<'a> {
             cpus: 1,
             memory: "160M".to_owned(),
             arguments: Vec::new(),
+            under: Vec::new(),
         }
+    }
+
+    /// A program and its arguments that starts `pollux` in its own place.
+    pub fn under(mut self, program: &[&str]) -> Self {
+        self.under = program.iter().map(|word| (*word).to_owned()).collect();
+        self
     }
 
     pub fn form(mut self, form: Form) -> Self {
@@ -94,7 +102,15 @@ impl<'a> Vm<'a> {
             Form::BzImage => guest_image::bzimage(),
         };
         fs::write(&kernel, image.expect("a guest for this processor")).expect("the guest's image");
-        let mut command = Command::new(self.bench.pollux());
+        let pollux = self.bench.pollux();
+        let mut command = match self.under.split_first() {
+            None => Command::new(pollux),
+            Some((program, arguments)) => {
+                let mut command = Command::new(program);
+                command.args(arguments).arg(pollux);
+                command
+            }
+        };
         command
             .arg("--kernel")
             .arg(&kernel)

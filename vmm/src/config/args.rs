@@ -69,7 +69,7 @@ pub struct RunArgs {
     pub iothread: Vec<String>,
 
     /// A raw image or block device:
-    /// path=FILE,id=,iothread=ID|iothreads=ID:ID,vqs=0+2:1+3,queues=,queue-size=,readonly=,direct=,engine=,cache=writeback|writethrough|unsafe,serial=,logical-block-size=,physical-block-size=,discard=,rerror=,werror=,transport=,locking=
+    /// path=FILE,id=,iothread=ID|iothreads=ID:ID,vqs=0+2:1+3,queues=,queue-size=,readonly=,direct=,engine=,fixedbufs=on|off,cache=writeback|writethrough|unsafe,serial=,logical-block-size=,physical-block-size=,discard=,rerror=,werror=,transport=,locking=
     #[arg(long, value_name = "LIST")]
     pub disk: Vec<String>,
 

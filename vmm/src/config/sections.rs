@@ -236,6 +236,10 @@ pub struct Disk {
     /// The way to the host kernel; default: the best that works.
     #[serde(default)]
     pub engine: Option<Engine>,
+    /// Register the guest's memory with the iothread's ring, which populates and pins it; default: where `--memory
+    /// prefault=on` populates it anyway and the disk is direct.
+    #[serde(default)]
+    pub fixedbufs: Option<bool>,
     /// When writes count as done.
     #[serde(default)]
     pub cache: Cache,

@@ -422,7 +422,7 @@ prop_compose! {
         cache in prop::sample::select(vec![Cache::Writeback, Cache::Writethrough, Cache::Unsafe])
     )(
         serial in prop::option::of(text()), block_sizes in any::<(Option<u32>, Option<u32>)>(),
-        errors in prop::array::uniform2(prop::sample::select(vec![ErrorPolicy::Report, ErrorPolicy::Ignore,
+        fixedbufs in any::<Option<bool>>(), errors in prop::array::uniform2(prop::sample::select(vec![ErrorPolicy::Report, ErrorPolicy::Ignore,
             ErrorPolicy::Stop, ErrorPolicy::Enospc])),
         transport in prop::option::of(prop::sample::select(vec![Transport::Mmio, Transport::Pci, Transport::Ccw])),
         path in Just(path), id in Just(id), iothread in Just(iothread), iothreads in Just(iothreads),
@@ -433,7 +433,7 @@ prop_compose! {
         let (logical_block_size, physical_block_size) = block_sizes;
         let [rerror, werror] = errors;
         Disk { path: path.into(), id, iothread, iothreads, vqs, queues, queue_size, readonly, direct, engine,
-               cache, serial, logical_block_size, physical_block_size, discard, rerror, werror, transport, locking }
+               fixedbufs, cache, serial, logical_block_size, physical_block_size, discard, rerror, werror, transport, locking }
     }
 }
 

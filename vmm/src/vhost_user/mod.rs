@@ -40,7 +40,7 @@ use crate::qmp::machine::Machine as _;
 use crate::qmp::{Listener, Monitor, Server as Qmp, event};
 use crate::vm::lifecycle::{Lifecycle, Outcome};
 use crate::vm::signals::{Request, Signals};
-use crate::vm::{Error, builder, disks, iothreads, statistics};
+use crate::vm::{Error, builder, disks, iothreads, memory as ram, statistics};
 
 /// Descriptors of a ring that front ends use if not told otherwise; a disk announces as many segments for a
 /// request as such a ring takes.
@@ -135,6 +135,7 @@ pub fn run(options: &Options) -> Result<ExitCode, Error> {
         Some(socket) => Some(Listener::bind(&socket.0)?),
         None => None,
     };
+    ram::allow_locking(&config);
     let lifecycle = Arc::new(Lifecycle::new().map_err(Error::system("eventfd"))?);
     let context = iothreads::main_context()?;
     let iothreads = iothreads::start_all(&config, &lifecycle)?;

@@ -29,6 +29,7 @@ use crate::trace::Tracer;
 pub fn build(config: &Config) -> Result<Vm, Error> {
     let signals = Signals::take().map_err(Error::system("signals"))?;
     let filters = Filters::new(config.seccomp)?;
+    super::memory::allow_locking(config);
     let switch = sandbox::enter(config)?;
     let mut machine = platform::Machine::open(config)?;
     let files = open_boot_files(config)?;

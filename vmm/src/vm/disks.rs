@@ -1,6 +1,6 @@
 //! The disks: opened as the configuration says, each queue on its loop.
 
-use devices::virtio::block::{Block, BlockError, BlockHandle, DiskConfig, Placement};
+use devices::virtio::block::{Block, BlockError, BlockHandle, DiskConfig, FixedBufs, Placement};
 use iothread::{IoThread, Remote};
 
 use crate::config::{self, Config, check, placement};
@@ -36,12 +36,14 @@ pub fn open(config: &Config, main: &Remote, iothreads: &[IoThread]) -> Result<Ve
             let homes = homes
                 .into_iter()
                 .map(|home| home.map(|at| iothreads[at].remote().clone()));
-            Block::new(disk_config(disk, id, queues), Placement::new(main, homes)).map_err(
-                |source| Error {
-                    place: check::disk_place(disk),
-                    source,
-                },
-            )
+            let mut device = disk_config(disk, id, queues);
+            if disk.fixedbufs.is_none() && config.memory.prefault {
+                device.fixedbufs = FixedBufs::Direct;
+            }
+            Block::new(device, Placement::new(main, homes)).map_err(|source| Error {
+                place: check::disk_place(disk),
+                source,
+            })
         })
         .collect()
 }
@@ -52,6 +54,10 @@ pub fn disk_config(disk: &config::Disk, id: String, queues: u16) -> DiskConfig {
     device.readonly = disk.readonly;
     device.direct = disk.direct;
     device.engine = disk.engine.map(Into::into);
+    device.fixedbufs = match disk.fixedbufs {
+        Some(true) => FixedBufs::On,
+        _ => FixedBufs::Off,
+    };
     device.cache = disk.cache.into();
     device.serial = disk.serial.clone().unwrap_or_default();
     device.queues = queues;

@@ -18,8 +18,15 @@ use crate::served::Served;
 
 /// Two disks on one iothread: the first for hostile front ends, with two queues.
 fn two_disks() -> Served {
+    two_disks_with("")
+}
+
+fn two_disks_with(options: &str) -> Served {
     Served::with(
-        &["iothread=io0,queues=2", "iothread=io0"],
+        &[
+            &format!("iothread=io0,queues=2{options}"),
+            &format!("iothread=io0{options}"),
+        ],
         &["--iothread", "id=io0", "--log", "off"],
     )
 }
@@ -193,10 +200,15 @@ fn half_a_message_holds_nobody_else_and_not_the_end() {
 /// Cuts the file of the memory that the rings, the data or the record of requests are in.
 #[test]
 fn memory_that_is_cut_short_under_a_running_queue() {
-    let served = two_disks();
-    beside_a_good_one(&served, || {
+    for options in ["", ",fixedbufs=on"] {
+        memory_is_cut_short(&two_disks_with(options));
+    }
+}
+
+fn memory_is_cut_short(served: &Served) {
+    beside_a_good_one(served, || {
         for (len, round) in [(0, 0u32), (0x1000, 1), (0x10_0000, 2), (0, 3)] {
-            let mut front = at_stage(&served, Stage::Running);
+            let mut front = at_stage(served, Stage::Running);
             front.works();
             for slot in 0..REQUESTS {
                 front.offer(slot, round % 2, slot.into());

@@ -93,6 +93,11 @@ fn killed_in_mid_flight_on_io_uring() {
 }
 
 #[test]
+fn killed_in_mid_flight_with_registered_buffers() {
+    killed_in_mid_flight("iothread=io0,fixedbufs=on");
+}
+
+#[test]
 fn killed_in_mid_flight_on_threads() {
     killed_in_mid_flight("iothread=io0,engine=threads");
 }
@@ -131,7 +136,16 @@ fn a_queue_is_stopped_and_goes_on_where_it_was() {
 
 #[test]
 fn memory_changes_under_a_running_queue() {
-    let served = Served::with(&["iothread=io0"], &["--iothread", "id=io0"]);
+    memory_changes("iothread=io0");
+}
+
+#[test]
+fn registered_memory_changes_under_a_running_queue() {
+    memory_changes("iothread=io0,fixedbufs=on");
+}
+
+fn memory_changes(options: &str) {
+    let served = Served::with(&[options], &["--iothread", "id=io0"]);
     let mut front = Front::ready(&served.socket(0));
     for round in 0..20 {
         front.works();

@@ -194,7 +194,15 @@ fn several_disks_in_one_process_and_a_move_under_load() {
         "--qmp",
         &monitor,
     ];
-    let mut served = Served::with(&["iothread=io0", "iothread=io0", "", "iothread=io1"], &more);
+    let mut served = Served::with(
+        &[
+            "iothread=io0,fixedbufs=on",
+            "iothread=io0,fixedbufs=on",
+            "",
+            "iothread=io1",
+        ],
+        &more,
+    );
     std::os::unix::fs::symlink(dir.path().join("qmp"), served.dir.path().join("qmp")).unwrap();
     let drivers: Vec<Driver> = (0..4)
         .map(|at| Driver::connect(&served.socket(at), 1, Wait::Event, all_features()))

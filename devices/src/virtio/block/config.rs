@@ -88,6 +88,18 @@ named_enum! {
     Enospc = "enospc",
 }
 
+/// Whether guest memory is registered with the ring (fio's `fixedbufs`). The pages are populated
+/// and pinned as long as the driver runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FixedBufs {
+    /// No.
+    Off,
+    /// If the disk uses O_DIRECT and nothing forbids it: for memory that is populated anyway.
+    Direct,
+    /// Yes; a host that refuses is told of.
+    On,
+}
+
 /// One disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskConfig {
@@ -101,6 +113,8 @@ pub struct DiskConfig {
     pub direct: Option<bool>,
     /// The engine; None takes the best one that works.
     pub engine: Option<EngineKind>,
+    /// Registered buffers.
+    pub fixedbufs: FixedBufs,
     /// When writes are on the medium.
     pub cache: CacheMode,
     /// What the guest sees as serial number, at most [`SERIAL_BYTES`] bytes.
@@ -134,6 +148,7 @@ impl DiskConfig {
             readonly: false,
             direct: None,
             engine: None,
+            fixedbufs: FixedBufs::Off,
             cache: CacheMode::Writeback,
             serial: String::new(),
             queues: 1,
@@ -176,6 +191,11 @@ impl DiskConfig {
         }
         if self.rerror == ErrorPolicy::Enospc {
             return Err(ConfigError::ReadEnospc);
+        }
+        if self.fixedbufs == FixedBufs::On
+            && let Some(engine @ (EngineKind::Native | EngineKind::Threads)) = self.engine
+        {
+            return Err(ConfigError::FixedBufs(engine));
         }
         Ok(())
     }
@@ -227,6 +247,11 @@ pub enum ConfigError {
     /// `rerror=enospc`.
     #[error("rerror=enospc: a read needs no space; must be one of report|ignore|stop")]
     ReadEnospc,
+    /// `fixedbufs=on` with an engine that has no such thing.
+    #[error(
+        "fixedbufs=on: engine={0} has no registered buffers; give engine=io_uring or fixedbufs=off"
+    )]
+    FixedBufs(EngineKind),
 }
 
 #[cfg(test)]
@@ -259,6 +284,13 @@ mod tests {
             .starts_with("physical-block-size=512:")
         );
         assert!(error(|c| c.rerror = ErrorPolicy::Enospc).starts_with("rerror=enospc:"));
+        for engine in [EngineKind::Native, EngineKind::Threads] {
+            let wrong = error(|c| (c.engine, c.fixedbufs) = (Some(engine), FixedBufs::On));
+            assert!(
+                wrong.starts_with(&format!("fixedbufs=on: engine={engine} ")),
+                "{wrong}"
+            );
+        }
     }
 
     #[test]

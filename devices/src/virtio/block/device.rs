@@ -9,7 +9,7 @@
 mod handle;
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, MutexGuard, PoisonError};
 
 use iothread::Remote;
 use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
@@ -21,6 +21,7 @@ use super::disk::Disk;
 use super::features as blk;
 use super::image::{Image, ImageError};
 use super::worker::{self, Carried, Setup};
+use crate::sync::Mutex;
 use crate::virtio::device::{ActivateError, Activation, ActiveQueue, Interrupt, VirtioDevice};
 use crate::virtio::features::{EVENT_IDX, INDIRECT_DESC, VERSION_1};
 pub use handle::BlockHandle;

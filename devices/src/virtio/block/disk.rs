@@ -2,16 +2,17 @@
 //! any thread at any time; nothing on the hot path takes a lock.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use super::buffer::AlignedBuffer;
 use super::check::Limits;
-use super::config::{CacheMode, DiskConfig, ErrorPolicy, SECTOR_BYTES, SERIAL_BYTES};
+use super::config::{CacheMode, DiskConfig, ErrorPolicy, FixedBufs, SECTOR_BYTES, SERIAL_BYTES};
 use super::features;
 use super::image::Image;
 use super::range_lock::RangeLocks;
 use super::request::Kind;
 use super::stats::QueueCounters;
+use crate::sync::Mutex;
 
 /// A failed operation of the host, as the control socket tells it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,6 +69,8 @@ pub(super) struct Disk {
     pub(super) zeroes: Zeroes,
     /// The filesystem cannot zero ranges: seen once, not tried again.
     pub(super) no_zero_range: AtomicBool,
+    /// It was told that there are no registered buffers.
+    no_fixedbufs_told: AtomicBool,
     events: Mutex<Option<EventCallback>>,
 }
 
@@ -90,6 +93,7 @@ impl Disk {
             locks: partial_blocks.then(RangeLocks::default),
             zeroes: Zeroes(AlignedBuffer::new(ZEROES_BYTES)),
             no_zero_range: AtomicBool::new(false),
+            no_fixedbufs_told: AtomicBool::new(false),
             events: Mutex::new(None),
             config,
             image,
@@ -157,6 +161,21 @@ impl Disk {
             ErrorPolicy::Enospc if errno == libc::ENOSPC => ErrorPolicy::Stop,
             ErrorPolicy::Enospc => ErrorPolicy::Report,
             policy => policy,
+        }
+    }
+
+    /// Buffers are not registered, which is told once if the user asked for it. Plain operations
+    /// serve as well.
+    pub(super) fn without_fixedbufs(&self, reason: &str) {
+        let id = &self.config.id;
+        match self.config.fixedbufs {
+            FixedBufs::Off => {}
+            FixedBufs::Direct => tracing::debug!("disk {id}: no registered buffers: {reason}"),
+            FixedBufs::On => {
+                if !self.no_fixedbufs_told.swap(true, Ordering::Relaxed) {
+                    tracing::warn!("disk {id}: fixedbufs=on has no effect: {reason}");
+                }
+            }
         }
     }
 

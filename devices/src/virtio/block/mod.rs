@@ -19,8 +19,8 @@ mod stats;
 mod worker;
 
 pub use config::{
-    CacheMode, ConfigError, DiskConfig, EngineKind, ErrorPolicy, MAX_QUEUES, SECTOR_BYTES,
-    SERIAL_BYTES,
+    CacheMode, ConfigError, DiskConfig, EngineKind, ErrorPolicy, FixedBufs, MAX_QUEUES,
+    SECTOR_BYTES, SERIAL_BYTES,
 };
 pub use device::{Block, BlockError, BlockHandle, Placement};
 pub use disk::{BlockEvent, EventCallback};

@@ -5,8 +5,9 @@
 //! would undo one another, also from different queues. So on such hosts, and only there, a write
 //! waits until no overlapping one is under way.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 
+use crate::sync::Mutex;
 use iothread::Remote;
 
 /// A request that waits: which worker's, which one, and where to tell it.

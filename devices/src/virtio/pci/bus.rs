@@ -1,10 +1,11 @@
 //! The root bus: functions, their configuration space, and the window their BARs lie in.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use super::config::{ConfigSpace, Identity};
 use crate::bus::BusDevice;
+use crate::sync::Mutex;
 
 /// Devices of a bus, and functions of a device.
 const DEVICES: usize = 32;

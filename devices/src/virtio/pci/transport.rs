@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 
 use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
 use vmm_sys_util::eventfd::EventFd;
@@ -12,6 +12,7 @@ use super::bus::PciFunction;
 use super::config::{ConfigSpace, Identity};
 use super::msix::{ENTRY_BYTES, NO_VECTOR, Table, Vectors};
 use crate::GuestMemory;
+use crate::sync::Mutex;
 use crate::virtio::device::{Interrupt, VirtioDevice};
 use crate::virtio::transport::{NeedsReset, Transport, set_half};
 

@@ -1,12 +1,13 @@
 //! Operations on the loop's own ring. All that an iteration submits goes to the kernel with the
 //! loop's one enter.
 //!
-//! Files are registered, guest memory is not (`READ_FIXED`). Measured by `benches/registered_buffers`
-//! as CPU time of the submitting thread, registered to plain, medians of nine turns: reads from the
-//! page cache 0.99 to 1.04 up to 8 KiB and 1.13 at 64 KiB, at depth 1 and 32 alike; O_DIRECT reads
-//! 0.91 to 0.93 at depth 1, and at depth 32 0.84 (512 bytes), 0.79 (4 KiB), 0.81 (8 KiB), 0.54
-//! (64 KiB). So it pays for O_DIRECT only, at the price of pinning all of the guest's memory for as
-//! long as it runs (RLIMIT_MEMLOCK; no page of it can be swapped or be a hole any more).
+//! The file is registered. Guest memory is where `fixedbufs` says so: measured by
+//! `benches/registered_buffers` as CPU time of the submitting thread, registered to plain, medians
+//! of nine turns: reads from the page cache 0.99 to 1.04 up to 8 KiB and 1.13 at 64 KiB, at depth 1
+//! and 32 alike; O_DIRECT reads 0.91 to 0.93 at depth 1, and at depth 32 0.84 (512 bytes), 0.79
+//! (4 KiB), 0.81 (8 KiB), 0.54 (64 KiB). So it pays for O_DIRECT only, and its price is that all of
+//! the guest's memory is populated and pinned from the driver's start on (RLIMIT_MEMLOCK; no page of
+//! it can be swapped or be a hole any more).
 
 use std::os::fd::RawFd;
 
@@ -15,18 +16,45 @@ use io_uring::squeue::Entry;
 use io_uring::types::{Fd, Fixed, FsyncFlags};
 use iothread::{CompleterId, Context};
 
+use super::fixed::FixedBuffers;
 use super::{Engine, Op, Transfer};
 
 /// See the module.
 pub(in super::super) struct IoUring {
     fd: RawFd,
     slot: Option<u32>,
+    fixed: Option<FixedBuffers>,
     completer: CompleterId,
 }
 
+#[cfg(test)]
+thread_local! {
+    /// Operations in registered buffers that were made in this thread: of one segment, of several.
+    pub(in super::super) static FIXED_OPS: std::cell::Cell<(u64, u64)> = const {
+        std::cell::Cell::new((0, 0))
+    };
+}
+
+/// Where a transfer's data is: the builders' differing arguments.
+enum Place {
+    /// Address and length.
+    One(*mut u8, u32),
+    /// Address, length and slot of the registered buffers.
+    OneFixed(*mut u8, u32, u16),
+    Many,
+    /// Slot of the registered buffers.
+    ManyFixed(u16),
+}
+
 impl IoUring {
-    /// An engine for `fd` whose completions go to `completer`. The context must have a ring.
-    pub(in super::super) fn new(ctx: &Context, fd: RawFd, completer: CompleterId) -> IoUring {
+    /// An engine for `fd` whose completions go to `completer`, and whose buffers may be `fixed`.
+    /// The context must have a ring.
+    pub(super) fn new(
+        ctx: &Context,
+        fd: RawFd,
+        completer: CompleterId,
+        fixed: Option<FixedBuffers>,
+    ) -> IoUring {
         IoUring {
             fd,
             // Without a slot the descriptor serves as well.
@@ -34,43 +62,61 @@ impl IoUring {
                 .register_file(fd)
                 .inspect_err(|error| tracing::debug!(%error, "no slot for a registered file"))
                 .ok(),
+            fixed,
             completer,
+        }
+    }
+
+    #[inline]
+    fn place(&self, transfer: &Transfer) -> Place {
+        // SAFETY: an operation's segments are valid until it completes.
+        let segments =
+            unsafe { std::slice::from_raw_parts(transfer.segments, transfer.count as usize) };
+        let fixed = self.fixed.as_ref().and_then(|fixed| fixed.slot(segments));
+        #[cfg(test)]
+        if fixed.is_some() {
+            let (one, many) = FIXED_OPS.get();
+            let single = u64::from(segments.len() == 1);
+            FIXED_OPS.set((one + single, many + 1 - single));
+        }
+        match (segments, fixed) {
+            ([one], None) => Place::One(one.iov_base.cast(), one.iov_len as u32),
+            ([one], Some(slot)) => Place::OneFixed(one.iov_base.cast(), one.iov_len as u32, slot),
+            (_, None) => Place::Many,
+            (_, Some(slot)) => Place::ManyFixed(slot),
         }
     }
 
     #[inline]
     fn entry(&self, op: &Op) -> Option<Entry> {
         // The builders are generic over descriptor and slot.
+        macro_rules! transfer {
+            ($target:expr, $t:expr, $one:ident, $one_fixed:ident, $many:ident, $many_fixed:ident) => {
+                match self.place(&$t) {
+                    Place::One(to, len) => opcode::$one::new($target, to, len)
+                        .offset($t.offset)
+                        .build(),
+                    Place::OneFixed(to, len, slot) => {
+                        let entry = opcode::$one_fixed::new($target, to, len, slot);
+                        entry.offset($t.offset).build()
+                    }
+                    Place::Many => {
+                        let entry = opcode::$many::new($target, $t.segments, $t.count);
+                        entry.offset($t.offset).build()
+                    }
+                    Place::ManyFixed(slot) => {
+                        let entry = opcode::$many_fixed::new($target, $t.segments, $t.count, slot);
+                        entry.offset($t.offset).build()
+                    }
+                }
+            };
+        }
         macro_rules! build {
             ($target:expr) => {{
                 let target = $target;
                 match *op {
-                    Op::Read(Transfer {
-                        segments,
-                        count: 1,
-                        offset,
-                    }) => {
-                        // SAFETY: an operation's segments are valid until it completes.
-                        let segment = unsafe { *segments };
-                        let (base, len) = (segment.iov_base.cast(), segment.iov_len as u32);
-                        opcode::Read::new(target, base, len).offset(offset).build()
-                    }
-                    Op::Read(t) => opcode::Readv::new(target, t.segments, t.count)
-                        .offset(t.offset)
-                        .build(),
-                    Op::Write(Transfer {
-                        segments,
-                        count: 1,
-                        offset,
-                    }) => {
-                        // SAFETY: as for reads.
-                        let segment = unsafe { *segments };
-                        let (base, len) = (segment.iov_base.cast(), segment.iov_len as u32);
-                        opcode::Write::new(target, base, len).offset(offset).build()
-                    }
-                    Op::Write(t) => opcode::Writev::new(target, t.segments, t.count)
-                        .offset(t.offset)
-                        .build(),
+                    Op::Read(t) => transfer!(target, t, Read, ReadFixed, Readv, ReadvFixed),
+                    Op::Write(t) => transfer!(target, t, Write, WriteFixed, Writev, WritevFixed),
                     Op::Sync => opcode::Fsync::new(target)
                         .flags(FsyncFlags::DATASYNC)
                         .build(),
@@ -107,6 +153,9 @@ impl Engine for IoUring {
     fn detach(&mut self, ctx: &Context) {
         if let Some(slot) = self.slot.take() {
             ctx.unregister_file(slot);
+        }
+        if let Some(fixed) = self.fixed.take() {
+            fixed.unregister(ctx);
         }
     }
 }

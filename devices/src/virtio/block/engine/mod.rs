@@ -6,6 +6,7 @@
 
 #[cfg(test)]
 pub(super) mod faults;
+mod fixed;
 pub(super) mod io_uring;
 pub(super) mod linux_aio;
 pub(super) mod threads;
@@ -14,13 +15,16 @@ use std::os::fd::RawFd;
 
 use iothread::{CompleterId, Context};
 use libc::iovec;
+use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 
+use self::fixed::FixedBuffers;
 use self::io_uring::IoUring;
 use self::linux_aio::LinuxAio;
 use self::threads::Threads;
 pub use self::threads::on_worker_start;
-use super::config::EngineKind;
+use super::config::{EngineKind, FixedBufs};
 use super::disk::Disk;
+use crate::GuestMemory;
 
 /// One operation on the image.
 ///
@@ -88,18 +92,26 @@ pub(super) trait Engine {
     fn detach(&mut self, _ctx: &Context) {}
 }
 
-/// The engine of one queue of `size` descriptors: the one asked for, or the best that works.
+/// The engine of one queue of `size` descriptors in `mem`: the one asked for, or the best that works.
 ///
 /// # Errors
 /// The one asked for is not there.
-pub(super) fn make(
+///
+/// # Safety
+/// `mem` stays mapped until the engine was detached.
+pub(super) unsafe fn make(
     ctx: &Context,
     disk: &Disk,
     completer: CompleterId,
     size: u16,
+    mem: &GuestMemory,
 ) -> Result<Box<dyn Engine>, String> {
     let fd = disk.image.fd();
-    let ring = || Box::new(IoUring::new(ctx, fd, completer));
+    let ring = || {
+        // SAFETY: the caller's promise; `detach` ends the registration.
+        let fixed = unsafe { fixed_buffers(ctx, disk, mem) };
+        Box::new(IoUring::new(ctx, fd, completer, fixed))
+    };
     let threads = || match Threads::new(fd) {
         Ok(engine) => Ok(Box::new(engine)),
         Err(error) => Err(format!("engine=threads: {error}")),
@@ -125,7 +137,50 @@ pub(super) fn make(
         },
         None => threads()?,
     };
+    if !ctx.has_ring() {
+        disk.without_fixedbufs("they take io_uring, which there is none of here");
+    }
     #[cfg(test)]
     let engine = faults::wrap(&disk.config.id, fd, engine);
     Ok(engine)
+}
+
+/// The guest's memory registered with the ring, if the disk is to have that and the host allows it.
+///
+/// # Safety
+/// As [`FixedBuffers::register`].
+unsafe fn fixed_buffers(ctx: &Context, disk: &Disk, mem: &GuestMemory) -> Option<FixedBuffers> {
+    let wanted = match disk.config.fixedbufs {
+        FixedBufs::Off => false,
+        FixedBufs::Direct => disk.image.direct(),
+        FixedBufs::On => true,
+    };
+    if !wanted {
+        return None;
+    }
+    // SAFETY: the caller's promise.
+    match unsafe { FixedBuffers::register(ctx, mem) } {
+        Ok(fixed) => Some(fixed),
+        Err(error) => {
+            let name = ctx.remote().name().to_owned();
+            disk.without_fixedbufs(&refusal(&name, mem, &error));
+            None
+        }
+    }
+}
+
+/// Why the memory cannot be registered, and what helps.
+fn refusal(iothread: &str, mem: &GuestMemory, error: &std::io::Error) -> String {
+    let remedy = match error.raw_os_error() {
+        Some(libc::ENOMEM) => {
+            let mebibytes = mem.iter().map(|region| region.len()).sum::<u64>() >> 20;
+            format!("; raise ulimit -l by {mebibytes} MiB for each iothread, or give")
+        }
+        Some(libc::EINVAL) => "; use Linux 5.19 or newer, or give".to_owned(),
+        Some(libc::EOPNOTSUPP | libc::EFAULT) => {
+            "; it is of a file whose pages cannot be pinned; give".to_owned()
+        }
+        _ => "; give".to_owned(),
+    };
+    format!("{iothread} cannot register the guest's memory: {error}{remedy} fixedbufs=off")
 }

@@ -7,13 +7,14 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, LazyLock, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use iothread::Context;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{Completion, Engine, Op, Transfer};
+use crate::sync::Mutex;
 
 /// Most threads of the process' pool.
 const MAX_THREADS: usize = 32;

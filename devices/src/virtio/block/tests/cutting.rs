@@ -138,13 +138,20 @@ fn check(rig: &mut Rig, model: &mut [u8], cut: &Cut) -> Result<(), TestCaseError
 }
 
 fn run(engine: EngineKind, cuts: Vec<(Wire, bool, Cut)>) -> Result<(), TestCaseError> {
+    run_with(|options| options.engine(engine), cuts)
+}
+
+fn run_with(
+    change: impl Fn(Options) -> Options,
+    cuts: Vec<(Wire, bool, Cut)>,
+) -> Result<(), TestCaseError> {
     // One disk for each of these, as a case uses it.
     let mut rigs: Vec<(Wire, bool, Rig, Vec<u8>, tempfile::NamedTempFile)> = Vec::new();
     for (wire, strict, cut) in cuts {
         let found = rigs.iter().position(|r| r.0 == wire && r.1 == strict);
         let index = found.unwrap_or_else(|| {
             let file = image(SECTORS * 512);
-            let mut options = Options::new(file.path()).engine(engine);
+            let mut options = change(Options::new(file.path()));
             options.disk.queue_size = QUEUE;
             options.wire = wire;
             if strict {
@@ -175,6 +182,11 @@ proptest! {
     #[test]
     fn any_cutting_is_the_same_request_on_io_uring(cuts in cuts()) {
         run(EngineKind::IoUring, cuts)?;
+    }
+
+    #[test]
+    fn any_cutting_is_the_same_request_in_registered_buffers(cuts in cuts()) {
+        run_with(Options::fixedbufs, cuts)?;
     }
 
     #[test]

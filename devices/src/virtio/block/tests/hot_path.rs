@@ -1,10 +1,11 @@
-//! The hot path costs no allocation.
+//! The hot path costs no allocation and takes no lock.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use super::board::Wire;
 use super::rig::*;
+use crate::sync::LOCKINGS;
 use crate::virtio::block::image::{Alignment, DEMANDED};
 use crate::virtio::block::*;
 
@@ -50,6 +51,10 @@ fn allocations(rig: &Rig) -> u64 {
     rig.threads[0].remote().call(|_| ALLOCATIONS.get()).unwrap()
 }
 
+fn lockings(rig: &Rig) -> u64 {
+    rig.threads[0].remote().call(|_| LOCKINGS.get()).unwrap()
+}
+
 /// A kind of request.
 #[derive(Clone, Copy, Debug)]
 enum Request {
@@ -64,9 +69,9 @@ enum Request {
     Refused,
 }
 
-/// Allocations in the iothread while `rounds` times 32 requests are served.
-fn measure(rig: &mut Rig, rounds: u64, request: Request) -> u64 {
-    let before = allocations(rig);
+/// What `counter` counts in the iothread while `rounds` times 32 requests are served.
+fn measure(rig: &mut Rig, rounds: u64, request: Request, counter: fn(&Rig) -> u64) -> u64 {
+    let before = counter(rig);
     for round in 0..rounds {
         let guest = rig.guest();
         guest.recycle();
@@ -102,7 +107,7 @@ fn measure(rig: &mut Rig, rounds: u64, request: Request) -> u64 {
             assert_eq!(guest.wait(head).status, expected, "{request:?}");
         }
     }
-    allocations(rig) - before
+    counter(rig) - before
 }
 
 /// The number of requests must not matter, whatever is made once at the beginning.
@@ -112,9 +117,9 @@ fn expect_none(rig: &mut Rig, request: Request, what: &str) {
         Request::Data(..) | Request::Id | Request::Refused => 32,
         _ => 8,
     };
-    measure(rig, rounds / 2, request);
-    let few = measure(rig, 2, request);
-    let many = measure(rig, rounds, request);
+    measure(rig, rounds / 2, request, allocations);
+    let few = measure(rig, 2, request, allocations);
+    let many = measure(rig, rounds, request, allocations);
     // Asking for the count is a call, which allocates the same each time. The pool's threads are
     // started by whoever finds too few of them, also for the requests of other tests.
     let threads = rig.handle.config().engine != Some(EngineKind::IoUring);
@@ -125,17 +130,22 @@ fn expect_none(rig: &mut Rig, request: Request, what: &str) {
     );
 }
 
+const FIXED: (EngineKind, bool) = (EngineKind::IoUring, true);
+
 #[test]
 fn no_allocation_per_request() {
     for wire in [Wire::Mmio, Wire::Pci] {
-        for engine in ENGINES {
+        for (engine, fixed) in ENGINES.map(|e| (e, false)).into_iter().chain([FIXED]) {
             for poll_max_ns in [0, 32768] {
                 let file = image(4 << 20);
                 let mut options = Options::new(file.path()).engine(engine);
+                if fixed {
+                    options = options.fixedbufs();
+                }
                 options.poll_max_ns = poll_max_ns;
                 options.wire = wire;
                 let mut rig = Rig::new(options);
-                let what = format!("{wire:?}, {engine}, poll-max-ns={poll_max_ns}");
+                let what = format!("{wire:?}, {engine}, fixed={fixed}, poll-max-ns={poll_max_ns}");
                 for request in [
                     Request::Data(1, 0),
                     Request::Data(3, 0),
@@ -170,4 +180,47 @@ fn no_allocation_per_request_that_is_bounced() {
             assert!(rig.handle.stats().bounced >= 2000);
         }
     }
+}
+
+#[test]
+fn no_lock_per_request() {
+    for wire in [Wire::Mmio, Wire::Pci] {
+        for (engine, fixed) in [
+            (EngineKind::Native, false),
+            (EngineKind::IoUring, false),
+            FIXED,
+        ] {
+            for poll_max_ns in [0, 32768] {
+                let file = image(4 << 20);
+                let mut options = Options::new(file.path()).engine(engine);
+                if fixed {
+                    options = options.fixedbufs();
+                }
+                options.poll_max_ns = poll_max_ns;
+                options.wire = wire;
+                let mut rig = Rig::new(options);
+                let mut requests = vec![
+                    Request::Data(1, 0),
+                    Request::Data(32, 0),
+                    Request::Id,
+                    Request::Refused,
+                ];
+                // Linux AIO leaves these to the pool, whose jobs are behind a lock.
+                if engine == EngineKind::IoUring {
+                    requests.extend([Request::Flush, Request::Discard, Request::Zeroes(false)]);
+                }
+                for request in requests {
+                    let lockings = measure(&mut rig, 8, request, lockings);
+                    assert_eq!(
+                        lockings, 0,
+                        "{wire:?}, {engine}, fixed={fixed}, {request:?}"
+                    );
+                }
+            }
+        }
+    }
+    // It would be seen: the pool's jobs are behind one.
+    let file = image(4 << 20);
+    let mut rig = Rig::new(Options::new(file.path()).engine(EngineKind::Threads));
+    assert!(measure(&mut rig, 2, Request::Data(1, 0), lockings) > 0);
 }

@@ -7,6 +7,7 @@ mod board;
 mod cutting;
 mod discard;
 mod faults;
+mod fixedbufs;
 mod hostile;
 mod hot_path;
 mod lifecycle;

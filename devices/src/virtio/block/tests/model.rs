@@ -143,23 +143,17 @@ fn policy_thread(number: usize) -> iothread::IoThread {
 }
 
 fn run(engine: EngineKind, strict: bool, steps: Vec<Step>) -> Result<(), TestCaseError> {
-    run_as("d0", engine, strict, None, steps)
+    run_with(|options| options.engine(engine), strict, steps)
 }
 
-fn run_as(
-    id: &str,
-    engine: EngineKind,
+fn run_with(
+    change: impl FnOnce(Options) -> Options,
     strict: bool,
-    direct: Option<bool>,
     steps: Vec<Step>,
 ) -> Result<(), TestCaseError> {
     let file = image(SECTORS * 512);
     let mut model = vec![0u8; SECTORS as usize * 512];
-    let mut options = Options::new(file.path())
-        .engine(engine)
-        .with(|d| d.serial = "model".into());
-    options.disk.id = id.into();
-    options.disk.direct = direct;
+    let mut options = change(Options::new(file.path()).with(|d| d.serial = "model".into()));
     if strict {
         DEMANDED.set(Some(Alignment {
             memory: 512,
@@ -306,7 +300,21 @@ proptest! {
         }));
         // None: O_DIRECT where it works; a whole number of blocks is right everywhere.
         let direct = if direct { None } else { Some(false) };
-        run_as(&id, EngineKind::IoUring, false, direct, steps)?;
+        let faulty = |options: Options| {
+            let options = options.engine(EngineKind::IoUring);
+            options.with(|d| (d.id, d.direct) = (id, direct))
+        };
+        run_with(faulty, false, steps)?;
+    }
+
+    #[test]
+    fn registered_buffers_are_a_disk(
+        steps in prop::collection::vec(step(), 1..60),
+        direct in any::<bool>(),
+        strict in any::<bool>(),
+    ) {
+        let direct = if direct { None } else { Some(false) };
+        run_with(|options| options.fixedbufs().with(|d| d.direct = direct), strict, steps)?;
     }
 
     #[test]

@@ -268,6 +268,7 @@ pub(super) struct Options {
     pub(super) poll_max_ns: i64,
     pub(super) features: u64,
     pub(super) wire: Wire,
+    pub(super) ram_bytes: usize,
 }
 
 impl Options {
@@ -278,7 +279,15 @@ impl Options {
             poll_max_ns: 32768,
             features: VERSION_1 | EVENT_IDX | INDIRECT_DESC | ALL_FEATURES,
             wire: Wire::Bare,
+            ram_bytes: RAM_BYTES,
         }
+    }
+
+    /// Registered buffers, and no more memory to pin than the first queue's driver uses.
+    pub(super) fn fixedbufs(mut self) -> Options {
+        self.disk.fixedbufs = FixedBufs::On;
+        self.ram_bytes = 48 << 20;
+        self
     }
 
     pub(super) fn engine(mut self, engine: EngineKind) -> Options {
@@ -445,16 +454,22 @@ impl Rig {
         let placement =
             Placement::new(threads[0].remote(), homes.map(|t| Some(t.remote().clone())));
         let block = block(options.disk, placement);
-        Rig::wired(options.wire, block, options.features, threads)
+        let mem = ram(options.ram_bytes);
+        Rig::wired(options.wire, block, options.features, threads, mem)
     }
 
     /// A driver that accepts what it can of `features` for a disk whose threads the caller has.
     pub(super) fn of(block: Block, features: u64, threads: Vec<IoThread>) -> Rig {
-        Rig::wired(Wire::Bare, block, features, threads)
+        Rig::wired(Wire::Bare, block, features, threads, ram(RAM_BYTES))
     }
 
-    fn wired(wire: Wire, block: Block, features: u64, threads: Vec<IoThread>) -> Rig {
-        let mem = ram(RAM_BYTES);
+    fn wired(
+        wire: Wire,
+        block: Block,
+        features: u64,
+        threads: Vec<IoThread>,
+        mem: GuestMemory,
+    ) -> Rig {
         let handle = block.handle();
         let features = features & block.features() | VERSION_1;
         let block = Board::new(wire, block, &mem);

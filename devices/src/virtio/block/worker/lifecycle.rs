@@ -85,7 +85,9 @@ pub(in super::super) fn attach(ctx: &Context, setup: Setup) -> Result<u64, (Stri
     // hands on to the worker breaks the circle.
     let relay = Rc::new(Relay(RefCell::new(Weak::new())));
     let completer = ctx.register_completer(relay.clone());
-    let engine = match engine::make(ctx, &setup.disk, completer, size) {
+    // SAFETY: the queue keeps its memory mapped, and goes on only when the engine was detached.
+    let engine = unsafe { engine::make(ctx, &setup.disk, completer, size, queue.ram().memory()) };
+    let engine = match engine {
         Ok(engine) => engine,
         Err(error) => {
             ctx.unregister_completer(completer);
