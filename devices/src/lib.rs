@@ -1,4 +1,4 @@
-//! The devices of a Pollux VM: buses, serial console, power registers, virtio transports and the
+//! The devices of a Pollux VM: buses, channel subsystem, serial console, power registers, virtio transports and the
 //! virtio block device.
 //!
 //! This crate knows guest memory, file descriptors and [`iothread`] contexts. It knows neither KVM
@@ -47,6 +47,7 @@
 //! the guest runs, from the iothread that needs them.
 
 pub mod bus;
+pub mod channel;
 pub mod reset;
 pub mod serial;
 mod sync;

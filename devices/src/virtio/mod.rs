@@ -1,6 +1,7 @@
 //! virtio devices and their transports, after VIRTIO 1.2.
 
 pub mod block;
+pub mod ccw;
 pub mod device;
 pub mod mmio;
 pub mod pci;
