@@ -335,7 +335,7 @@ impl<'a> Program<'a> {
         self.ccws += 1;
         let format_1 = self.orb.has(Orb::FORMAT_1);
         let reach = if format_1 { 1 << 31 } else { 1 << 24 };
-        if self.ccws > MAX_CCWS || at % CCW_BYTES != 0 || at >= reach {
+        if self.ccws > MAX_CCWS || !at.is_multiple_of(CCW_BYTES) || at >= reach {
             return Err(ProgramCheck);
         }
         let bytes = self.mem.read_obj(GuestAddress(at.into()));

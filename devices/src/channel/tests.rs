@@ -279,7 +279,7 @@ fn measurement_counts_starts_where_the_guest_wants_it() {
     modified.measurement_block = u64::MAX;
     assert_eq!(machine.css.modify(ID, &modified), 0);
     run();
-    machine.css.set_monitor(2, u64::MAX & !0x1f).unwrap();
+    machine.css.set_monitor(2, !0x1f).unwrap();
     modified.pmcw.characteristics = 0;
     assert_eq!(machine.css.modify(ID, &modified), 0);
     run();
