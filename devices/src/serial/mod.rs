@@ -19,7 +19,7 @@ use vm_superio::serial::NoEvents;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::bus::BusDevice;
-use output::Output;
+pub use output::Output;
 
 // Register offsets (PC16550D data sheet, table II).
 const DATA: u8 = 0;

@@ -45,14 +45,17 @@ impl Shared {
 }
 
 /// The buffering writer.
-pub(super) struct Output {
+pub struct Output {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Output {
     /// Starts the thread that writes to `sink`.
-    pub(super) fn new(sink: Box<dyn Write + Send>) -> io::Result<Output> {
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn new(sink: Box<dyn Write + Send>) -> io::Result<Output> {
         let shared = Arc::new(Shared::default());
         let pump = shared.clone();
         let thread = std::thread::Builder::new()
@@ -65,7 +68,7 @@ impl Output {
     }
 
     /// Waits until everything is written, at most `timeout`. Whether it was.
-    pub(super) fn drain(&self, timeout: Duration) -> bool {
+    pub fn drain(&self, timeout: Duration) -> bool {
         let busy = |s: &mut State| !s.dead && (s.writing || !s.buffer.is_empty());
         let (state, _) = self
             .shared

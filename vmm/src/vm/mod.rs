@@ -17,7 +17,6 @@ pub mod statistics;
 pub mod terminal;
 pub mod vcpu;
 
-#[cfg(target_arch = "s390x")]
 pub mod s390x;
 #[cfg(target_arch = "s390x")]
 pub use s390x as platform;

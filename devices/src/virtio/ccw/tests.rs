@@ -18,7 +18,7 @@ struct Rig {
     css: ChannelSubsystem,
     id: SubchannelId,
     unit: Arc<VirtioCcw>,
-    log: Arc<Mutex<Log>>,
+    log: Arc<crate::sync::Mutex<Log>>,
     recorder: Arc<Recorder>,
 }
 

@@ -1,55 +1,12 @@
-//! The machine of an s390x guest.
+//! The machine of an s390x guest: channel I/O, a service processor, and what is left to the VMM of the instructions.
+//!
+//! [`board`] and [`instructions`] know neither KVM nor the host's processor: they are compiled and tested everywhere, and
+//! the test that boots Linux on an emulated CPU runs them as they are. Only what runs the CPUs by KVM needs an s390x host.
 
-use crate::config::Config;
-use crate::vm::error::Error;
-use crate::vm::hypervisor::{BootFiles, Hardware, Hypervisor, Parts};
-use crate::vm::kvm;
-use crate::vm::memory::{self, GuestMemory};
+pub mod board;
+pub mod instructions;
 
-/// What may be wrong with a disk's place; here nothing is.
-#[derive(Debug, thiserror::Error)]
-pub enum AttachError {}
-
-impl AttachError {
-    /// Whether the user asked for a disk that cannot be.
-    pub fn is_usage(&self) -> bool {
-        match *self {}
-    }
-}
-
-/// The machine while it is put together.
-pub struct Machine(());
-
-impl Hypervisor for Machine {
-    fn open(_config: &Config) -> Result<Self, Error> {
-        kvm::open()?;
-        Err(Error::NoMachine)
-    }
-
-    fn map_memory(&self, config: &Config) -> Result<GuestMemory, Error> {
-        Ok(memory::map(
-            &config.memory,
-            &arch::memory_regions(config.memory.size.0),
-        )?)
-    }
-
-    fn load(&mut self, _: &Config, _: &BootFiles, _: &GuestMemory) -> Result<String, Error> {
-        Err(Error::NoMachine)
-    }
-
-    fn assemble(self, _: Parts<'_>) -> Result<Hardware, Error> {
-        Err(Error::NoMachine)
-    }
-}
-
-/// What this host's KVM can do, for `pollux check`.
-pub mod probe {
-    /// Looks at /dev/kvm: one line for each thing that is good, or an error for one that makes a VM impossible.
-    ///
-    /// # Errors
-    /// There is no KVM.
-    pub fn probe() -> Result<Vec<Result<String, String>>, crate::vm::kvm::Error> {
-        crate::vm::kvm::open()?;
-        Ok(vec![Err(crate::vm::Error::NoMachine.to_string())])
-    }
-}
+#[cfg(target_arch = "s390x")]
+mod machine;
+#[cfg(target_arch = "s390x")]
+pub use machine::{AttachError, Machine, probe};
