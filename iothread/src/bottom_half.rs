@@ -9,7 +9,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::context::{Context, State, WeakContext};
 use crate::inbox::Item;
 use crate::remote::Shared;
-use crate::stats::count;
 
 /// Work that another thread hands over.
 pub(crate) enum Job {
@@ -213,7 +212,9 @@ impl State {
                 }
             }
         }
-        count(&self.tally.bottom_halves, ran);
+        if ran != 0 {
+            self.shared.counters.bottom_halves.add(ran);
+        }
         progress
     }
 

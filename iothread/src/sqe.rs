@@ -14,7 +14,6 @@ use io_uring::squeue::Entry;
 
 use crate::buffers::BufferSlot;
 use crate::context::{COMPLETIONS, Context, State};
-use crate::stats::count;
 use crate::trace::TraceEvent;
 
 /// Takes the completions of requests that its owner put on the ring.
@@ -236,7 +235,7 @@ impl Context {
         let entry = entry.user_data(UserData::completer(completer, token));
         // SAFETY: the caller's promise.
         unsafe { state.ring().push(&entry) };
-        count(&state.tally.submissions, 1);
+        state.shared.counters.submissions.add(1);
         state.kick_outside();
     }
 
@@ -257,7 +256,7 @@ impl Context {
         let id = state.requests.store_once(Box::new(done));
         // SAFETY: the caller's promise.
         unsafe { ring.push(&entry.user_data(UserData::once(id))) };
-        count(&state.tally.submissions, 1);
+        state.shared.counters.submissions.add(1);
         state.kick_outside();
         id
     }
@@ -337,7 +336,7 @@ impl State {
             return false;
         }
         let mut cached: Option<(u32, u32, Rc<dyn Completer>)> = None;
-        let mut completed = 0;
+        let mut completed = false;
         // What completes while we reap, because a callback runs a nested loop, is left for the
         // next iteration once this many have been seen.
         let mut budget = self.completion_entries;
@@ -352,7 +351,8 @@ impl State {
             let low = completion.user_data as u32;
             match completion.user_data >> KIND_SHIFT {
                 KIND_COMPLETER => {
-                    completed += 1;
+                    completed = true;
+                    self.shared.counters.completions.add(1);
                     requests.in_flight.set(requests.in_flight.get() - 1);
                     let index = (completion.user_data >> 32) as u32 & 0xff_ffff;
                     {
@@ -377,7 +377,8 @@ impl State {
                 }
                 KIND_NODE => self.node_completed(low, completion.result),
                 KIND_ONCE => {
-                    completed += 1;
+                    completed = true;
+                    self.shared.counters.completions.add(1);
                     requests.in_flight.set(requests.in_flight.get() - 1);
                     if let Some(done) = requests.take_once(low) {
                         done(ctx, completion.result);
@@ -389,11 +390,10 @@ impl State {
         if requests.has_touched() {
             self.end_batch(ctx);
         }
-        if completed != 0 {
-            count(&self.tally.completions, completed);
+        if completed {
             self.completions_reaped();
         }
-        completed != 0
+        completed
     }
 
     /// Tells everybody whose completions were seen, also those seen by an outer loop: a nested
@@ -419,16 +419,18 @@ impl State {
     /// Disk completions are a polled handler of their own: it joins the list with the first one
     /// and is active in this iteration.
     fn completions_reaped(&self) {
-        self.shared.handlers.slot(COMPLETIONS).events.add(1);
-        if !self.poll_completions || self.max_ns.get() == 0 {
+        let polling = self.poll_completions && self.max_ns.get() != 0;
+        let counters = self.completions.get();
+        match polling && self.completion_revents() == 0 {
+            true => counters.hits.add(1),
+            false => counters.fd_events.add(1),
+        }
+        if !polling {
             return;
         }
         self.list_completions();
         self.mark_active(COMPLETIONS);
         self.note_completion();
-        if self.completion_revents() == 0 {
-            self.shared.handlers.slot(COMPLETIONS).hits.add(1);
-        }
         self.trace(|ctx| TraceEvent::PollDispatch {
             ctx,
             node: COMPLETIONS.into(),

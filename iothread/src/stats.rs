@@ -1,92 +1,114 @@
 //! What a loop counts, readable from any thread while it runs.
 //!
-//! Each number is an atomic that only the loop's thread writes, by a load and a store: no
-//! read-modify-write and no lock on its side, and readers never make it wait. Numbers read
-//! together need not belong to the same iteration. What changes in every iteration is counted in
-//! the loop's own memory and shown once a millisecond and before every sleep.
+//! Each number is an atomic that only the loop's thread writes, by a load and a store, which is one
+//! instruction: no read-modify-write and no lock on its side, and readers never make it wait.
+//! Numbers read together need not belong to the same iteration. What can be derived from other
+//! numbers is derived by the reader. Intervals of handlers are shown once a millisecond and before
+//! a sleep.
 
-use std::cell::Cell;
 use std::sync::OnceLock;
 
 use crate::sequence::{Counter, Sequence};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// Buckets a power of two is divided into.
-const STEPS: u64 = 4;
+/// Buckets a power of two is divided into, as a power of two.
 const STEPS_LOG2: u32 = 2;
-/// Values from twice this power on (about 146 minutes in nanoseconds) share the last bucket.
-const MAX_LOG2: u32 = 42;
-/// Number of buckets of a [`Histogram`].
-pub const BUCKETS: usize = ((MAX_LOG2 - STEPS_LOG2 + 1) as usize + 1) * STEPS as usize + 1;
+/// One bucket for each value of a byte, so that no value is out of range.
+pub const BUCKETS: usize = 256;
+/// Bucket of 0. No whole number has the bucket by the rule of the others: it would be 1.25.
+const ZERO: u8 = 0xfd;
 
-/// The bucket of a value: 0, 1, 2, 3 have their own, then four to each power of two.
+/// The bucket of a value: four to each power of two. 0 shares that of 2.
 ///
-/// The conversion to floating point does the work: exponent and first two bits of the fraction, as
-/// one number, count the buckets from 1.0 on (values below 2^52 convert exactly).
+/// The conversion to floating point does the work: the exponent's last six bits and the first two
+/// of the fraction are the bucket. Values below 2^52 convert exactly.
 #[inline]
-fn bucket_of(value: u64) -> usize {
-    let value = value.min(1 << (MAX_LOG2 + 1));
-    if value < STEPS {
-        return value as usize;
-    }
+fn bucket_of(value: u64) -> u8 {
     #[allow(clippy::cast_precision_loss)]
-    let bits = (value.cast_signed() as f64).to_bits() >> (f64::MANTISSA_DIGITS - 1 - STEPS_LOG2);
-    // The first bucket of the values from 4 on is number 4.
-    const BIAS: u64 = ((1023 + STEPS_LOG2 as u64) << STEPS_LOG2) - STEPS;
-    (bits - BIAS) as usize
+    let bits = (value.cast_signed() as f64).to_bits();
+    (bits >> (f64::MANTISSA_DIGITS - 1 - STEPS_LOG2)) as u8
 }
 
-/// The smallest value of a bucket.
+/// The bucket of 1; those of larger values follow, the byte wrapping round.
+const ONE: u8 = 0xfc;
+
+/// The smallest value of a bucket; None where no whole number falls.
 #[must_use]
-pub fn bucket_start(bucket: usize) -> u64 {
-    let bucket = bucket as u64;
-    if bucket < STEPS {
-        return bucket;
+pub fn bucket_start(bucket: usize) -> Option<u64> {
+    let bucket = u8::try_from(bucket).ok()?;
+    if bucket == ZERO {
+        return Some(0);
     }
-    let (octave, step) = (bucket / STEPS, bucket % STEPS);
-    (STEPS + step) << (octave - 1)
+    let place = u64::from(bucket.wrapping_sub(ONE));
+    let (octave, step) = (place >> STEPS_LOG2, place & 3);
+    let quarters = (4 + step) << octave;
+    (octave < 62 && quarters.is_multiple_of(4)).then_some(quarters / 4)
 }
 
 /// A histogram that the loop writes: fixed log-linear buckets, at most 25 % wide.
 #[derive(Debug)]
-pub(crate) struct LiveHistogram(Box<[Counter; BUCKETS]>);
+pub(crate) struct LiveHistogram([Counter; BUCKETS]);
 
 impl LiveHistogram {
     fn new() -> Self {
-        LiveHistogram(Box::new(std::array::from_fn(|_| Counter::default())))
+        LiveHistogram(std::array::from_fn(|_| Counter::default()))
     }
 
+    /// Counts one value; a 0 as a 2.
     #[inline]
+    pub(crate) fn add_one(&self, value: u64) {
+        self.0[usize::from(bucket_of(value))].add(1);
+    }
+
     pub(crate) fn add(&self, value: u64, n: u64) {
-        self.0[bucket_of(value)].add(n);
+        let bucket = if value == 0 { ZERO } else { bucket_of(value) };
+        self.0[usize::from(bucket)].add(n);
     }
 
     fn read(&self) -> Histogram {
-        Histogram {
-            counts: self.0.iter().map(Counter::get).collect(),
-        }
+        let buckets = self.0.iter().enumerate();
+        let mut counts: Vec<_> = buckets
+            .filter_map(|(bucket, counter)| Some((bucket_start(bucket)?, counter.get())))
+            .filter(|(_, count)| *count != 0)
+            .collect();
+        counts.sort_unstable();
+        Histogram { counts }
     }
 }
 
 /// A histogram as read: counts by log-linear bucket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Histogram {
-    counts: Vec<u64>,
+    /// Smallest value and count of the buckets that hold something, in ascending order.
+    counts: Vec<(u64, u64)>,
 }
 
 impl Histogram {
     /// Number of values.
     #[must_use]
     pub fn count(&self) -> u64 {
-        self.counts.iter().sum()
+        self.counts.iter().map(|(_, count)| count).sum()
     }
 
     /// The buckets that hold something: smallest value, and count.
     pub fn buckets(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
-        let counted = self.counts.iter().enumerate();
-        counted
-            .filter(|(_, count)| **count != 0)
-            .map(|(bucket, count)| (bucket_start(bucket), *count))
+        self.counts.iter().copied()
+    }
+
+    /// `n` more of `value`.
+    fn add(&mut self, value: u64, n: u64) {
+        let start = match value {
+            0 => 0,
+            _ => bucket_start(usize::from(bucket_of(value))).unwrap_or(value),
+        };
+        match self
+            .counts
+            .binary_search_by_key(&start, |(start, _)| *start)
+        {
+            Ok(place) => self.counts[place].1 += n,
+            Err(place) if n != 0 => self.counts.insert(place, (start, n)),
+            Err(_) => {}
+        }
     }
 
     /// The value below or at which `percent` of the values lie, to the width of a bucket: the
@@ -123,78 +145,34 @@ impl Histogram {
     }
 }
 
-/// What the loop counts for itself, in memory of its own: one instruction each. Other threads see
-/// it as of the last [`Tally::publish`].
-#[derive(Debug, Default)]
-pub(crate) struct Tally {
-    pub(crate) iterations: Cell<u64>,
-    pub(crate) poll_hits: Cell<u64>,
-    pub(crate) poll_misses: Cell<u64>,
-    pub(crate) poll_ns: Cell<u64>,
-    pub(crate) vain_ns: Cell<u64>,
-    pub(crate) blocks: Cell<u64>,
-    pub(crate) completions: Cell<u64>,
-    pub(crate) submissions: Cell<u64>,
-    pub(crate) enters: Cell<u64>,
-    pub(crate) bottom_halves: Cell<u64>,
-    pub(crate) timers: Cell<u64>,
-    pub(crate) errors: Cell<u64>,
-}
-
-/// Adds to a number of a [`Tally`].
-#[inline]
-pub(crate) fn count(cell: &Cell<u64>, n: u64) {
-    #[cfg(not(iothread_no_stats))]
-    cell.set(cell.get().wrapping_add(n));
-    #[cfg(iothread_no_stats)]
-    let _ = (cell, n);
-}
-
-impl Tally {
-    /// Shows the numbers to other threads.
-    pub(crate) fn publish(&self, counters: &LoopCounters) {
-        let pairs = [
-            (&self.iterations, &counters.iterations),
-            (&self.poll_hits, &counters.poll_hits),
-            (&self.poll_misses, &counters.poll_misses),
-            (&self.poll_ns, &counters.poll_ns),
-            (&self.vain_ns, &counters.vain_ns),
-            (&self.blocks, &counters.blocks),
-            (&self.completions, &counters.completions),
-            (&self.submissions, &counters.submissions),
-            (&self.enters, &counters.enters),
-            (&self.bottom_halves, &counters.bottom_halves),
-            (&self.timers, &counters.timers),
-            (&self.errors, &counters.errors),
-        ];
-        for (own, shared) in pairs {
-            shared.set(own.get());
-        }
-    }
-}
-
 /// Counters of the loop itself.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct LoopCounters {
-    iterations: Counter,
-    poll_hits: Counter,
-    poll_misses: Counter,
-    poll_ns: Counter,
-    vain_ns: Counter,
-    blocks: Counter,
-    completions: Counter,
-    submissions: Counter,
-    enters: Counter,
-    bottom_halves: Counter,
-    timers: Counter,
-    errors: Counter,
-    pub(crate) window_ns: Counter,
+    pub(crate) iterations: Counter,
+    pub(crate) poll_hits: Counter,
+    pub(crate) poll_misses: Counter,
+    pub(crate) poll_ns: Counter,
+    pub(crate) vain_ns: Counter,
+    pub(crate) blocks: Counter,
+    pub(crate) completions: Counter,
+    pub(crate) submissions: Counter,
+    pub(crate) enters: Counter,
+    pub(crate) bottom_halves: Counter,
+    pub(crate) timers: Counter,
+    pub(crate) errors: Counter,
+    /// The window and since which iteration it is in effect: [`WINDOW_OFF`] while polling is off.
+    window: Sequence,
+    window_ns: Counter,
+    window_from: Counter,
+    window_histogram: LiveHistogram,
     pub(crate) block_histogram: LiveHistogram,
-    pub(crate) window_histogram: LiveHistogram,
     /// Written by the threads that kick, not by the loop.
     pub(crate) wakeups: AtomicU64,
 }
+
+/// Stands for a window while polling is off: the histogram leaves such iterations out.
+const WINDOW_OFF: u64 = u64::MAX;
 
 impl LoopCounters {
     pub(crate) fn new() -> Self {
@@ -211,11 +189,44 @@ impl LoopCounters {
             bottom_halves: Counter::default(),
             timers: Counter::default(),
             errors: Counter::default(),
+            window: Sequence::default(),
             window_ns: Counter::default(),
-            block_histogram: LiveHistogram::new(),
+            window_from: Counter::default(),
             window_histogram: LiveHistogram::new(),
+            block_histogram: LiveHistogram::new(),
             wakeups: AtomicU64::new(0),
         }
+    }
+
+    /// The loop: from now on the window is this; None: polling is off. The iterations since the
+    /// last change go into the histogram, whose last entry readers make up.
+    pub(crate) fn set_window(&self, window_ns: Option<i64>) {
+        if cfg!(iothread_no_stats) {
+            return;
+        }
+        let iterations = self.iterations.get();
+        let (old_ns, from) = (self.window_ns.get(), self.window_from.get());
+        self.window.change(|| {
+            if old_ns != WINDOW_OFF {
+                self.window_histogram.add(old_ns, iterations - from);
+            }
+            self.window_from.set(iterations);
+            self.window_ns
+                .set(window_ns.map_or(WINDOW_OFF, i64::cast_unsigned));
+        });
+    }
+
+    /// Any thread: the window, and its histogram up to now.
+    fn read_window(&self) -> (u64, Histogram) {
+        let (window_ns, more, mut histogram) = self.window.read(|| {
+            let more = self.iterations.get().saturating_sub(self.window_from.get());
+            (self.window_ns.get(), more, self.window_histogram.read())
+        });
+        if window_ns == WINDOW_OFF {
+            return (0, histogram);
+        }
+        histogram.add(window_ns, more);
+        (window_ns, histogram)
     }
 }
 
@@ -231,7 +242,8 @@ pub struct HandlerCounters {
     live: AtomicU32,
     name_len: AtomicU32,
     name: [AtomicU64; NAME_WORDS],
-    pub(crate) events: Counter,
+    /// Dispatches for events of the descriptor; the others are hits.
+    pub(crate) fd_events: Counter,
     pub(crate) hits: Counter,
     pub(crate) ns: Counter,
     pub(crate) polled: Counter,
@@ -257,7 +269,7 @@ impl HandlerCounters {
             self.name_len.store(len, Ordering::Relaxed);
             let live = u32::from(name.is_some());
             self.live.store(live, Ordering::Relaxed);
-            for counter in [&self.events, &self.hits, &self.ns, &self.polled] {
+            for counter in [&self.fd_events, &self.hits, &self.ns, &self.polled] {
                 counter.set(0);
             }
         });
@@ -272,7 +284,7 @@ impl HandlerCounters {
             }
             let stats = HandlerStats {
                 name: String::new(),
-                events: self.events.get(),
+                events: self.fd_events.get() + self.hits.get(),
                 poll_hits: self.hits.get(),
                 ns: self.ns.get(),
                 polled: self.polled.get() != 0,
@@ -486,6 +498,7 @@ pub struct Stats {
 
 impl Stats {
     pub(crate) fn read(counters: &LoopCounters, handlers: &HandlerTable) -> Stats {
+        let (window_ns, window_histogram) = counters.read_window();
         Stats {
             iterations: counters.iterations.get(),
             blocks: counters.blocks.get(),
@@ -493,7 +506,7 @@ impl Stats {
             poll_misses: counters.poll_misses.get(),
             poll_ns: counters.poll_ns.get(),
             poll_vain_ns: counters.vain_ns.get(),
-            window_ns: counters.window_ns.get(),
+            window_ns,
             wakeups: counters.wakeups.load(Ordering::Relaxed),
             submissions: counters.submissions.get(),
             completions: counters.completions.get(),
@@ -502,7 +515,7 @@ impl Stats {
             timers: counters.timers.get(),
             errors: counters.errors.get(),
             block_histogram: counters.block_histogram.read(),
-            window_histogram: counters.window_histogram.read(),
+            window_histogram,
             handlers: handlers.read(),
         }
     }
@@ -514,28 +527,60 @@ mod tests {
 
     #[test]
     fn buckets_are_contiguous_and_at_most_a_quarter_wide() {
-        for bucket in 0..BUCKETS - 1 {
-            let (start, next) = (bucket_start(bucket), bucket_start(bucket + 1));
-            assert!(next > start);
-            assert_eq!(bucket_of(start), bucket);
-            assert_eq!(bucket_of(next - 1), bucket);
+        let mut starts: Vec<_> = (0..BUCKETS).filter_map(bucket_start).collect();
+        starts.sort_unstable();
+        assert_eq!(starts[..8], [0, 1, 2, 3, 4, 5, 6, 7]);
+        assert!(*starts.last().unwrap() > 1 << 61);
+        for pair in starts[1..].windows(2) {
+            let (start, next) = (pair[0], pair[1]);
+            let bucket = usize::from(bucket_of(start));
+            assert_eq!(bucket_start(bucket), Some(start));
+            // Beyond 2^52 the conversion rounds.
+            let last = if next < 1 << 52 { next - 1 } else { start };
+            assert_eq!(usize::from(bucket_of(last)), bucket, "{last}");
             assert!(next - start <= (start / 4).max(1), "{start}..{next}");
         }
-        assert_eq!(bucket_of(u64::MAX), BUCKETS - 1);
-        assert_eq!(bucket_start(BUCKETS - 1), 1 << (MAX_LOG2 + 1));
     }
 
     #[test]
     fn percentiles_come_from_the_right_bucket() {
         let live = LiveHistogram::new();
         live.add(1000, 90);
-        live.add(50_000, 10);
+        for _ in 0..10 {
+            live.add_one(50_000);
+        }
+        live.add(0, 100);
         let read = live.read();
-        assert_eq!(read.count(), 100);
-        assert_eq!(read.percentile(50.0), bucket_start(bucket_of(1000)));
-        assert_eq!(read.percentile(99.0), bucket_start(bucket_of(50_000)));
-        assert_eq!(read.to_hdr().len(), 100);
+        assert_eq!(read.count(), 200);
+        assert_eq!(read.percentile(50.0), 0);
+        assert_eq!(read.percentile(95.0), 896);
+        assert_eq!(read.percentile(99.0), 49152);
+        assert_eq!(read.to_hdr().len(), 200);
         assert!(read.to_hdr().max() >= read.percentile(100.0));
+    }
+
+    /// The histogram of windows is exact at every moment, although the loop writes it only when the
+    /// window changes.
+    #[test]
+    fn window_histogram_is_made_up_by_its_reader() {
+        let counters = LoopCounters::new();
+        let expect = |expected: &[(u64, u64)], window_ns| {
+            let (now_ns, histogram) = counters.read_window();
+            assert_eq!(histogram.buckets().collect::<Vec<_>>(), expected);
+            assert_eq!(now_ns, window_ns);
+        };
+        expect(&[], 0);
+        counters.iterations.add(3);
+        expect(&[(0, 3)], 0);
+        counters.set_window(Some(4096));
+        counters.iterations.add(2);
+        expect(&[(0, 3), (4096, 2)], 4096);
+        counters.set_window(None);
+        counters.iterations.add(100);
+        expect(&[(0, 3), (4096, 2)], 0);
+        counters.set_window(Some(4096));
+        counters.iterations.add(1);
+        expect(&[(0, 3), (4096, 3)], 4096);
     }
 
     #[test]
@@ -557,7 +602,7 @@ mod tests {
         let table = HandlerTable::new();
         for round in 1..=2 {
             table.slot(round).assign(Some("disk0/0"));
-            table.slot(round).events.add(10);
+            table.slot(round).fd_events.add(7);
             table.slot(round).hits.add(3);
             table.retire(round);
         }
@@ -567,7 +612,7 @@ mod tests {
         assert_eq!((gone.len(), gone[0].events, gone[0].poll_hits), (1, 20, 6));
         assert!(!gone[0].polled);
         table.slot(1).assign(Some("disk0/0"));
-        table.slot(1).events.add(1);
+        table.slot(1).fd_events.add(1);
         let back = table.read();
         assert_eq!((back.len(), back[0].events, back[0].poll_hits), (1, 21, 6));
     }

@@ -6,7 +6,6 @@ use std::rc::Rc;
 
 use crate::clock::now_ns;
 use crate::context::{Context, State, WeakContext};
-use crate::stats::count;
 
 struct Inner {
     /// Where it stands in the list; meaningful while armed.
@@ -103,7 +102,7 @@ impl State {
             fired += 1;
             (timer.callback)(ctx);
         }
-        count(&self.tally.timers, fired);
+        self.shared.counters.timers.add(fired);
         fired != 0
     }
 }

@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::handler::{Armed, EventHandler, HandlerId, Interest, NOT_LISTED, Node, Polling};
 use crate::monitor::MonitorKind;
 use crate::sqe::UserData;
-use crate::stats::{HandlerSlot, count};
+use crate::stats::HandlerSlot;
 use crate::trace::TraceEvent;
 use crate::transfer::MAX_RETRIES;
 
@@ -322,9 +322,13 @@ impl State {
         }
         let handler = &node.handler;
         let counters = node.stats.get();
-        counters.events.add(1);
+        let found = hit && revents == 0 && errno == 0;
+        match found {
+            true => counters.hits.add(1),
+            false => counters.fd_events.add(1),
+        }
         if errno != 0 {
-            count(&self.tally.errors, 1);
+            self.shared.counters.errors.add(1);
             let error = io::Error::from_raw_os_error(errno);
             tracing::warn!(handler = node.name, fd = node.fd, %error, "watch failed");
             handler.on_error(ctx, &error);
@@ -344,8 +348,7 @@ impl State {
                 });
             }
         }
-        if hit && revents == 0 {
-            counters.hits.add(1);
+        if found {
             self.run_poll_ready(ctx, node);
             return true;
         }

@@ -3,7 +3,6 @@
 use super::{COMPLETIONS, Context, State};
 use crate::clock::{now_ns, soonest};
 use crate::policy::{Iteration, Policy};
-use crate::stats::count;
 use crate::trace::TraceEvent;
 
 /// How long the loop sleeps when only idle bottom halves are scheduled.
@@ -13,8 +12,6 @@ const IDLE_BOTTOM_HALF_NS: i64 = 10_000_000;
 const MAX_UNSCANNED: u32 = 32;
 /// How often statistics are shown to other threads while the loop does not sleep.
 const PUBLISH_NS: i64 = 1_000_000;
-/// The same, in iterations, where the clock is not read.
-const PUBLISH_ITERATIONS: u64 = 64;
 
 /// Counts nested iterations, also when a callback panics.
 struct Depth<'a>(&'a State);
@@ -73,12 +70,12 @@ impl State {
     fn reload_settings(&self, generation: u32) {
         self.settings_seen.set(generation);
         let settings = self.shared.settings.load();
-        self.publish();
         self.max_ns.set(settings.poll_max_ns);
         let mut policy = self.policy.borrow_mut();
         policy.reset(&settings);
         self.window_ns.set(policy.window_ns());
         drop(policy);
+        self.show_window();
         self.publish();
         if self.tracing.get() {
             self.tell_sink(|sink| sink.settings(&settings));
@@ -111,16 +108,15 @@ impl State {
         self.wait(timeout, no_wait);
         self.shared.notify.take();
 
-        let tally = &self.tally;
-        count(&tally.iterations, 1);
+        let counters = &self.shared.counters;
+        counters.iterations.add(1);
         let (dispatch_ns, block_ns) = if polling {
             let dispatch_ns = now_ns();
             let block_ns = (dispatch_ns - start_ns).max(0);
             self.dispatch_ns.set(dispatch_ns);
-            let histogram = &self.shared.counters.block_histogram;
-            histogram.add(block_ns.cast_unsigned(), 1);
+            counters.block_histogram.add_one(block_ns.cast_unsigned());
             if self.polled.get() {
-                count(&tally.poll_ns, block_ns.cast_unsigned());
+                counters.poll_ns.add(block_ns.cast_unsigned());
             }
             (dispatch_ns, block_ns)
         } else {
@@ -133,8 +129,6 @@ impl State {
         progress |= self.dispatch_ready(ctx, dispatch_ns);
         if polling {
             self.observe(block_ns, dispatch_ns, active_from);
-        } else if tally.iterations.get().is_multiple_of(PUBLISH_ITERATIONS) {
-            tally.publish(&self.shared.counters);
         }
         if self.timers.next_ns() != i64::MAX {
             // A timer that became due during the callbacks makes the next timeout 0.
@@ -165,7 +159,7 @@ impl State {
             }
         }
         if timeout != 0 {
-            count(&self.tally.blocks, 1);
+            self.shared.counters.blocks.add(1);
             self.publish_before_sleep();
         }
         let result = if self.must_scan {
@@ -181,7 +175,7 @@ impl State {
         match result {
             Ok(()) => {
                 if let Some(ring) = &self.ring {
-                    self.tally.enters.set(ring.enters());
+                    self.shared.counters.enters.set(ring.enters());
                 }
             }
             Err(error) => self.monitor_failed(&error),
@@ -254,39 +248,28 @@ impl State {
         self.cool_handlers(now_ns);
     }
 
-    /// Shows what has changed before the loop sleeps: other threads may look for long. Of the
-    /// intervals only those of handlers that had work since the last [`Self::housekeeping`] are
-    /// shown; the others have aged by less than that time.
+    /// Shows intervals before the loop sleeps: other threads may look for long. Only those of
+    /// handlers that had work since the last [`Self::housekeeping`]; the others have aged by less
+    /// than that time.
     pub(super) fn publish_before_sleep(&self) {
-        let polling = self.max_ns.get() != 0;
-        let now_ns = self.dispatch_ns.get();
-        if polling && now_ns - self.published_ns.get() >= PUBLISH_NS {
-            self.housekeeping(now_ns);
+        if self.max_ns.get() == 0 || cfg!(iothread_no_stats) {
             return;
         }
-        self.tally.publish(&self.shared.counters);
-        if polling {
-            self.count_window();
+        let now_ns = self.dispatch_ns.get();
+        if now_ns - self.published_ns.get() >= PUBLISH_NS {
+            self.housekeeping(now_ns);
+        } else {
             self.publish_hot();
         }
     }
 
-    /// Shows all numbers to other threads, also what changes without an event of its own:
-    /// intervals that age. Does nothing in the middle of what it would read, where a trace sink
-    /// may call it.
+    /// Shows all intervals to other threads, also those that age without an event of their own.
+    /// Does nothing in the middle of what it would read, where a trace sink may call it.
     #[cold]
     pub(crate) fn publish(&self) {
         let (Ok(policy), Ok(nodes)) = (self.policy.try_borrow(), self.nodes.try_borrow()) else {
             return;
         };
-        let counters = &self.shared.counters;
-        self.tally.publish(counters);
-        if self.max_ns.get() == 0 {
-            self.window_from.set(self.tally.iterations.get());
-        } else {
-            self.count_window();
-        }
-        counters.window_ns.set(policy.window_ns().cast_unsigned());
         for node in nodes.iter().flatten() {
             let ns = policy.handler_ns(node.index);
             node.stats.get().ns.set(ns.cast_unsigned());
@@ -296,7 +279,7 @@ impl State {
 
     fn publish_completions(&self, policy: &dyn Policy) {
         let ns = policy.handler_ns(COMPLETIONS).cast_unsigned();
-        self.shared.handlers.slot(COMPLETIONS).ns.set(ns);
+        self.completions.get().ns.set(ns);
     }
 
     fn publish_hot(&self) {

@@ -29,7 +29,7 @@ use crate::remote::{Remote, Shared, enter_thread, leave_thread};
 use crate::ring::{Ring, TaskRun, explain};
 use crate::settings::{PollSettings, SharedSettings};
 use crate::sqe::Requests;
-use crate::stats::{HandlerTable, LoopCounters, Tally, count};
+use crate::stats::{HandlerSlot, HandlerTable, LoopCounters};
 use crate::timer::Timers;
 use crate::trace::{TraceEvent, TraceSink};
 
@@ -133,11 +133,10 @@ pub(crate) struct State {
     poll_list: RefCell<PollList>,
     /// A handler was deleted while the list was being walked.
     list_stale: Cell<bool>,
-    pub(crate) tally: Tally,
+    /// Counts of the completion ring.
+    pub(crate) completions: HandlerSlot,
     /// When the numbers were last shown to other threads.
     published_ns: Cell<i64>,
-    /// `tally.iterations` up to which the window is in its histogram.
-    window_from: Cell<u64>,
     ready: RefCell<VecDeque<Rc<Node>>>,
     /// Slots dispatched, those of outer iterations below those of nested ones.
     active: RefCell<Vec<u32>>,
@@ -268,9 +267,8 @@ impl Context {
             polled: Cell::new(false),
             poll_list: RefCell::default(),
             list_stale: Cell::new(false),
-            tally: Tally::default(),
+            completions: HandlerSlot::new(&shared, COMPLETIONS),
             published_ns: Cell::new(0),
-            window_from: Cell::new(0),
             ready: RefCell::default(),
             active: RefCell::default(),
             policy: RefCell::new(config.policy.build(&config.settings)),
@@ -293,6 +291,7 @@ impl Context {
             shared,
         };
         state.window_ns.set(state.policy.borrow().window_ns());
+        state.show_window();
         let ctx = Context(Rc::new(state));
         ctx.0.add_internal_handlers()?;
         enter_thread(&ctx);
@@ -444,7 +443,7 @@ impl State {
     /// loop from spinning on it.
     #[cold]
     fn monitor_failed(&self, error: &std::io::Error) {
-        count(&self.tally.errors, 1);
+        self.shared.counters.errors.add(1);
         let code = error.raw_os_error().unwrap_or(-1);
         if self.reported.replace(code) != code {
             tracing::error!(iothread = self.shared.name, %error, "the event loop's wait failed");

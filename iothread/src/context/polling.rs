@@ -6,7 +6,6 @@ use std::rc::Rc;
 use super::{COMPLETIONS, Context, State};
 use crate::clock::{now_ns, soonest};
 use crate::handler::{EventHandler, NOT_LISTED, Node};
-use crate::stats::count;
 use crate::trace::TraceEvent;
 
 /// A handler that was not dispatched for so long leaves the poll list, unless configured otherwise.
@@ -190,20 +189,16 @@ impl State {
         }
     }
 
-    /// The window's histogram counts iterations. It is brought up to date here and before it is
-    /// shown, not in every iteration.
-    pub(super) fn count_window(&self) {
-        let iterations = self.tally.iterations.get();
-        let since = self.window_from.replace(iterations);
-        let window_ns = self.window_ns.get().cast_unsigned();
-        let histogram = &self.shared.counters.window_histogram;
-        histogram.add(window_ns, iterations - since);
+    /// Shows other threads the window that is in effect.
+    pub(super) fn show_window(&self) {
+        let polling = self.max_ns.get() != 0;
+        let window_ns = polling.then(|| self.window_ns.get());
+        self.shared.counters.set_window(window_ns);
     }
 
     fn window_changed(&self, old: i64, new: i64) {
-        self.count_window();
         self.window_ns.set(new);
-        self.shared.counters.window_ns.set(new.cast_unsigned());
+        self.show_window();
         self.trace(|ctx| {
             if new > old {
                 TraceEvent::PollGrow { ctx, old, new }
@@ -374,7 +369,9 @@ impl State {
         if self.needs_enter() && !self.submit_before_polling() {
             *timeout = 0;
             // With notifications off, nobody else looks at the handlers.
-            count(&self.tally.poll_hits, u64::from(self.pass()));
+            if self.pass() {
+                self.shared.counters.poll_hits.add(1);
+            }
             return;
         }
         self.trace(|ctx| TraceEvent::RunPollHandlersBegin {
@@ -382,7 +379,7 @@ impl State {
             max_ns: window_ns,
             timeout: *timeout,
         });
-        let tally = &self.tally;
+        let counters = &self.shared.counters;
         let (progress, elapsed_ns) = loop {
             if self.pass() {
                 break (true, None);
@@ -397,12 +394,12 @@ impl State {
         };
         if progress {
             *timeout = 0;
-            count(&tally.poll_hits, 1);
+            counters.poll_hits.add(1);
         } else {
             let elapsed_ns = elapsed_ns.unwrap_or(0);
-            count(&tally.poll_misses, 1);
-            count(&tally.poll_ns, elapsed_ns.cast_unsigned());
-            count(&tally.vain_ns, elapsed_ns.cast_unsigned());
+            counters.poll_misses.add(1);
+            counters.poll_ns.add(elapsed_ns.cast_unsigned());
+            counters.vain_ns.add(elapsed_ns.cast_unsigned());
             if *timeout > 0 {
                 *timeout = (*timeout - elapsed_ns).max(0);
             }
