@@ -2,7 +2,8 @@
 //! what else the machine does falls on both.
 //!
 //! `cargo bench --bench costs`. With `--cfg iothread_no_stats` in RUSTFLAGS the loop counts nothing;
-//! the figures of the two builds, side by side, are the cost of statistics.
+//! `costs --against PROGRAM`, of this benchmark built so, gives the cost of statistics: the two
+//! programs take turns.
 #![allow(clippy::unwrap_used)]
 
 mod scenarios;
@@ -76,7 +77,94 @@ fn compare(
     );
 }
 
+/// What statistics are weighed in, with the rounds of a short run.
+type Weighed = (&'static str, u64, fn(u64) -> Box<dyn FnMut(u64)>);
+
+const WEIGHED: [Weighed; 5] = [
+    ("iteration with a polling hit", 100_000, |_| {
+        let hit = Listed::new(1, iothread::PolicyKind::Weighted, 1_000_000_000);
+        Box::new(move |n| (0..n).for_each(|_| hit.hit()))
+    }),
+    ("polling miss and sleep", 20_000, |_| {
+        let miss = Listed::new(1, iothread::PolicyKind::Always, 1);
+        miss.prepare_misses();
+        Box::new(move |n| (0..n).for_each(|_| miss.miss()))
+    }),
+    ("512-byte read, depth 1", 30_000, |_| {
+        let requests = Requests::new(1, 0, 32768, Work::Read);
+        Box::new(move |n| requests.run(n))
+    }),
+    ("512-byte read, depth 32", 100_000, |_| {
+        let requests = Requests::new(32, 0, 32768, Work::Read);
+        Box::new(move |n| requests.run(n))
+    }),
+    ("nop, depth 32", 300_000, |_| {
+        let requests = Requests::new(32, 0, 32768, Work::Nop);
+        Box::new(move |n| requests.run(n))
+    }),
+];
+
+/// One short run: the least of a few costs, in picoseconds.
+fn weigh(name: &str) -> i64 {
+    let (_, rounds, scenario) = WEIGHED.iter().find(|(one, ..)| *one == name).unwrap();
+    let mut run = scenario(*rounds);
+    run(*rounds / 4);
+    (0..4).map(|_| cost_ps(*rounds, &mut run)).min().unwrap()
+}
+
+/// This program and `other`, which counts nothing, by turns.
+fn weigh_against(other: &str) {
+    const PAIRS: usize = 31;
+    let own = std::env::current_exe().unwrap();
+    let run = |program: &std::path::Path, name: &str| -> i64 {
+        let output = std::process::Command::new(program)
+            .args(["--weigh", name])
+            .output()
+            .unwrap();
+        String::from_utf8(output.stdout)
+            .unwrap()
+            .trim()
+            .parse()
+            .unwrap()
+    };
+    println!("cost of statistics: CPU time of both builds, {PAIRS} pairs of processes");
+    for (name, ..) in WEIGHED {
+        let (mut counting, mut ratios) = (vec![], vec![]);
+        for pair in 0..PAIRS {
+            let other = std::path::Path::new(other);
+            let (with, without) = if pair % 2 == 0 {
+                let with = run(&own, name);
+                (with, run(other, name))
+            } else {
+                let without = run(other, name);
+                (run(&own, name), without)
+            };
+            counting.push(with);
+            ratios.push(with * 10_000 / without - 10_000);
+        }
+        let (cost, ratio) = (median(&mut counting), median(&mut ratios));
+        let percent = |hundredths: i64| f64::from(i32::try_from(hundredths).unwrap()) / 100.0;
+        println!(
+            "{name:<40} {:>6}.{:02} ns  {:>+6.2} % [{:+.2}..{:+.2}]",
+            cost / 1000,
+            cost % 1000 / 10,
+            percent(ratio),
+            percent(ratios[PAIRS / 4]),
+            percent(ratios[PAIRS * 3 / 4]),
+        );
+    }
+}
+
 fn main() {
+    let args: Vec<String> = std::env::args().collect();
+    match args
+        .iter()
+        .position(|arg| arg == "--weigh" || arg == "--against")
+    {
+        Some(at) if args[at] == "--weigh" => return println!("{}", weigh(&args[at + 1])),
+        Some(at) => return weigh_against(&args[at + 1]),
+        None => {}
+    }
     println!(
         "{:<62} {:>12}  {:>12}  {:>8}  quartiles",
         "", "base", "compared", "more"
@@ -130,24 +218,4 @@ fn main() {
             None,
         );
     }
-    let hit = Listed::new(1, iothread::PolicyKind::Weighted, 1_000_000_000);
-    let mut rounds = |n: u64| (0..n).for_each(|_| hit.hit());
-    let mut costs: Vec<i64> = (0..TURNS).map(|_| cost_ps(50_000, &mut rounds)).collect();
-    let hit_ps = median(&mut costs);
-    let requests = Requests::new(32, 0, 32768, Work::Read);
-    let mut run = |n: u64| requests.run(n);
-    let mut costs: Vec<i64> = (0..TURNS).map(|_| cost_ps(200_000, &mut run)).collect();
-    let request_ps = median(&mut costs);
-    let build = if cfg!(iothread_no_stats) {
-        "without statistics"
-    } else {
-        "with statistics"
-    };
-    println!(
-        "{build}: iteration with a polling hit {}.{:02} ns, request at depth 32 {}.{:02} ns",
-        hit_ps / 1000,
-        hit_ps % 1000 / 10,
-        request_ps / 1000,
-        request_ps % 1000 / 10,
-    );
 }

@@ -4,13 +4,23 @@
 #[inline]
 #[must_use]
 pub fn now_ns() -> i64 {
+    read(libc::CLOCK_MONOTONIC)
+}
+
+/// CPU time of the calling thread (CLOCK_THREAD_CPUTIME_ID) in nanoseconds. A system call.
+pub(crate) fn thread_cpu_ns() -> i64 {
+    read(libc::CLOCK_THREAD_CPUTIME_ID)
+}
+
+#[inline]
+fn read(clock: libc::clockid_t) -> i64 {
     let mut now = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
     // By libc, whose way to the vDSO also works where there is none (under valgrind, for example).
-    // SAFETY: writes to `now` only; CLOCK_MONOTONIC always exists.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
+    // SAFETY: writes to `now` only; both clocks always exist.
+    unsafe { libc::clock_gettime(clock, &mut now) };
     now.tv_sec * 1_000_000_000 + now.tv_nsec
 }
 

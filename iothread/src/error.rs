@@ -71,9 +71,15 @@ pub enum SettingError {
         /// Largest value allowed.
         max: i64,
     },
+    /// `poll-alpha` is out of range, or no number.
+    #[error("poll-alpha value must be in range [0, 10], not {value}")]
+    Alpha {
+        /// The value given.
+        value: String,
+    },
     /// There is no setting of this name.
     #[error(
-        "no iothread setting is called {name}; there are poll-max-ns, poll-grow, poll-shrink, poll-weight and aio-max-batch"
+        "no iothread setting is called {name}; there are poll-max-ns, poll-grow, poll-shrink, poll-weight, poll-alpha and aio-max-batch"
     )]
     Unknown {
         /// The name given.

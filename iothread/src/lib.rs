@@ -34,7 +34,7 @@ pub use monitor::{MonitorKind, UnknownMonitor};
 pub use policy::{PolicyKind, UnknownPolicy};
 pub use remote::Remote;
 pub use ring::TaskRun;
-pub use settings::PollSettings;
+pub use settings::{POLL_ALPHA_MAX_MILLI, PollSettings, alpha_milli, alpha_text};
 pub use sqe::{Completer, CompleterId, FILE_SLOTS, SqeId};
 pub use stats::{HandlerStats, Histogram, Stats};
 pub use thread::{IoThread, IoThreadConfig, OnPanic};

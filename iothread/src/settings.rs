@@ -14,6 +14,11 @@ pub const POLL_SHRINK: i64 = 2;
 /// What `poll-weight=0` means.
 pub const POLL_WEIGHT: i64 = 3;
 
+/// Default of `poll-alpha`, in thousandths.
+pub const POLL_ALPHA_MILLI: i64 = 300;
+/// The largest `poll-alpha`, in thousandths.
+pub const POLL_ALPHA_MAX_MILLI: i64 = 10_000;
+
 /// Settings of a loop, named as QEMU's iothread properties. 0 means "the default of the rule",
 /// except for `poll_max_ns`, where it switches polling off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,6 +31,9 @@ pub struct PollSettings {
     pub poll_shrink: i64,
     /// `poll-weight`: shift of the weighted rule; the larger, the less the recent interval counts.
     pub poll_weight: i64,
+    /// `poll-alpha`, in thousandths: what CPU time is worth to the rule `auto`. At 250, 1 % more events
+    /// a second are worth 4 % more CPU time an event.
+    pub poll_alpha_milli: i64,
     /// `aio-max-batch`: most requests that an engine gathers before it submits; 0 is the engine's
     /// own choice. The loop only carries it.
     pub aio_max_batch: i64,
@@ -38,16 +46,20 @@ impl Default for PollSettings {
             poll_grow: 0,
             poll_shrink: 0,
             poll_weight: 0,
+            poll_alpha_milli: POLL_ALPHA_MILLI,
             aio_max_batch: 0,
         }
     }
 }
 
-const NAMES: [(&str, i64); 5] = [
+const ALPHA: &str = "poll-alpha";
+
+const NAMES: [(&str, i64); 6] = [
     ("poll-max-ns", i64::MAX),
     ("poll-grow", i64::MAX),
     ("poll-shrink", i64::MAX),
     ("poll-weight", 63),
+    (ALPHA, POLL_ALPHA_MAX_MILLI),
     ("aio-max-batch", i64::MAX),
 ];
 
@@ -55,6 +67,11 @@ fn check(index: usize, value: i64) -> Result<(), SettingError> {
     let (name, max) = NAMES[index];
     if (0..=max).contains(&value) {
         return Ok(());
+    }
+    if name == ALPHA {
+        return Err(SettingError::Alpha {
+            value: alpha_text(value),
+        });
     }
     Err(SettingError::Range {
         name,
@@ -65,12 +82,13 @@ fn check(index: usize, value: i64) -> Result<(), SettingError> {
 }
 
 impl PollSettings {
-    fn values(&self) -> [i64; 5] {
+    fn values(&self) -> [i64; 6] {
         [
             self.poll_max_ns,
             self.poll_grow,
             self.poll_shrink,
             self.poll_weight,
+            self.poll_alpha_milli,
             self.aio_max_batch,
         ]
     }
@@ -86,7 +104,7 @@ impl PollSettings {
         Ok(())
     }
 
-    /// Sets one value by its name, for example `poll-weight`.
+    /// Sets one value by its name, for example `poll-weight`; `poll-alpha` in thousandths.
     ///
     /// # Errors
     /// An unknown name, or a value out of range; then nothing is changed.
@@ -98,6 +116,7 @@ impl PollSettings {
             &mut self.poll_grow,
             &mut self.poll_shrink,
             &mut self.poll_weight,
+            &mut self.poll_alpha_milli,
             &mut self.aio_max_batch,
         ][index] = value;
         Ok(())
@@ -116,6 +135,7 @@ impl PollSettings {
             poll_grow: or(self.poll_grow, POLL_GROW),
             poll_shrink: or(self.poll_shrink, shrink_default),
             poll_weight: or(self.poll_weight, POLL_WEIGHT),
+            poll_alpha_milli: self.poll_alpha_milli,
             aio_max_batch: self.aio_max_batch,
         }
     }
@@ -128,11 +148,34 @@ fn index_of(name: &str) -> Result<usize, SettingError> {
         .ok_or_else(|| SettingError::Unknown { name: name.into() })
 }
 
+/// `poll-alpha` as users write it, in thousandths: `0.3` is 300.
+///
+/// # Errors
+/// [`SettingError::Alpha`] if it is no number from 0 to 10; decimals after the third are rounded.
+pub fn alpha_milli(text: &str) -> Result<i64, SettingError> {
+    let refused = || SettingError::Alpha { value: text.into() };
+    let value: f64 = text.trim().parse().map_err(|_| refused())?;
+    if !(0.0..=10.0).contains(&value) {
+        return Err(refused());
+    }
+    #[allow(clippy::cast_possible_truncation)] // At most 10000.
+    let milli = (value * 1000.0).round() as i64;
+    Ok(milli)
+}
+
+/// The same the other way: `300` is `0.3`.
+#[must_use]
+pub fn alpha_text(milli: i64) -> String {
+    #[allow(clippy::cast_precision_loss)] // Prints exactly what is in range.
+    let value = milli as f64 / 1000.0;
+    value.to_string()
+}
+
 /// The settings as threads share them. The loop compares one generation number an iteration.
 #[derive(Debug)]
 pub(crate) struct SharedSettings {
     generation: AtomicU32,
-    values: [AtomicI64; 5],
+    values: [AtomicI64; 6],
 }
 
 impl SharedSettings {
@@ -156,13 +199,15 @@ impl SharedSettings {
             poll_grow,
             poll_shrink,
             poll_weight,
+            poll_alpha_milli,
             aio_max_batch,
-        ] = [0, 1, 2, 3, 4].map(|i: usize| self.values[i].load(Ordering::Relaxed));
+        ] = [0, 1, 2, 3, 4, 5].map(|i: usize| self.values[i].load(Ordering::Relaxed));
         PollSettings {
             poll_max_ns,
             poll_grow,
             poll_shrink,
             poll_weight,
+            poll_alpha_milli,
             aio_max_batch,
         }
     }
@@ -205,6 +250,32 @@ mod tests {
         assert!(settings.validate().is_ok());
         settings.poll_grow = -7;
         assert!(settings.validate().is_err());
+    }
+
+    #[test]
+    fn alpha_is_written_with_decimals_and_kept_in_thousandths() {
+        for (text, milli) in [
+            ("0", 0),
+            ("0.3", 300),
+            ("1", 1000),
+            ("10", 10_000),
+            ("0.0005", 1),
+        ] {
+            assert_eq!(alpha_milli(text), Ok(milli), "{text}");
+        }
+        assert_eq!(
+            [0, 300, 1000, 1005].map(alpha_text),
+            ["0", "0.3", "1", "1.005"]
+        );
+        for text in ["-0.1", "10.01", "", "nan", "inf", "0,3"] {
+            let error = alpha_milli(text).unwrap_err().to_string();
+            assert!(
+                error.contains("[0, 10]") && error.ends_with(text),
+                "{error}"
+            );
+        }
+        let error = PollSettings::default().set("poll-alpha", 10_001);
+        assert!(error.unwrap_err().to_string().ends_with("not 10.001"));
     }
 
     #[test]

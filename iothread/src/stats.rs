@@ -8,6 +8,7 @@
 
 use std::sync::OnceLock;
 
+use crate::policy::Experiment;
 use crate::sequence::{Counter, Sequence};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
@@ -167,6 +168,7 @@ pub(crate) struct LoopCounters {
     window_from: Counter,
     window_histogram: LiveHistogram,
     pub(crate) block_histogram: LiveHistogram,
+    pub(crate) experiment: LiveExperiment,
     /// Written by the threads that kick, not by the loop.
     pub(crate) wakeups: AtomicU64,
 }
@@ -194,6 +196,7 @@ impl LoopCounters {
             window_from: Counter::default(),
             window_histogram: LiveHistogram::new(),
             block_histogram: LiveHistogram::new(),
+            experiment: LiveExperiment::default(),
             wakeups: AtomicU64::new(0),
         }
     }
@@ -227,6 +230,67 @@ impl LoopCounters {
         }
         histogram.add(window_ns, more);
         (window_ns, histogram)
+    }
+}
+
+/// What the rule is about, as the loop shows it: numbers of one moment together.
+#[derive(Debug, Default)]
+pub(crate) struct LiveExperiment {
+    sequence: Sequence,
+    /// 0: the rule makes no experiments, or has made none yet.
+    there: Counter,
+    numbers: [Counter; 9],
+}
+
+/// Stands for "no trial".
+const NO_TRIAL: u64 = u64::MAX;
+
+impl LiveExperiment {
+    pub(crate) fn show(&self, experiment: &Experiment) {
+        let numbers = [
+            experiment.incumbent_ns.cast_unsigned(),
+            experiment.trial_ns.map_or(NO_TRIAL, i64::cast_unsigned),
+            experiment.scanning.into(),
+            experiment.score.to_bits(),
+            experiment.advantage.to_bits(),
+            experiment.epochs,
+            experiment.scans,
+            experiment.trials,
+            experiment.switches,
+        ];
+        self.sequence.change(|| {
+            self.there.set(1);
+            let places = self.numbers.iter().zip(numbers);
+            places.for_each(|(place, number)| place.set(number));
+        });
+    }
+
+    fn read(&self) -> Option<Experiment> {
+        let (there, numbers) = self
+            .sequence
+            .read(|| (self.there.get(), self.numbers.each_ref().map(Counter::get)));
+        let [
+            incumbent,
+            trial,
+            scanning,
+            score,
+            advantage,
+            epochs,
+            scans,
+            trials,
+            switches,
+        ] = numbers;
+        (there != 0).then(|| Experiment {
+            incumbent_ns: incumbent.cast_signed(),
+            trial_ns: (trial != NO_TRIAL).then(|| trial.cast_signed()),
+            scanning: scanning != 0,
+            score: f64::from_bits(score),
+            advantage: f64::from_bits(advantage),
+            epochs,
+            scans,
+            trials,
+            switches,
+        })
     }
 }
 
@@ -456,7 +520,7 @@ pub struct HandlerStats {
 }
 
 /// A loop's numbers at one moment.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Stats {
     /// Iterations of the loop.
@@ -491,6 +555,9 @@ pub struct Stats {
     pub block_histogram: Histogram,
     /// Window in effect, by iteration; only while polling is on.
     pub window_histogram: Histogram,
+    /// What a rule that compares windows is about; None under other rules, and before it has
+    /// measured.
+    pub experiment: Option<Experiment>,
     /// One entry a handler, with the counts of removed ones of the same name; and one for each other
     /// name whose handlers have all been removed.
     pub handlers: Vec<HandlerStats>,
@@ -516,6 +583,7 @@ impl Stats {
             errors: counters.errors.get(),
             block_histogram: counters.block_histogram.read(),
             window_histogram,
+            experiment: counters.experiment.read(),
             handlers: handlers.read(),
         }
     }

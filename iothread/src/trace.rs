@@ -6,6 +6,7 @@ pub mod file;
 
 use std::os::fd::RawFd;
 
+use crate::policy::Reading;
 use crate::settings::PollSettings;
 
 /// One event. `ctx` is a number that tells the loops of a process apart.
@@ -97,11 +98,37 @@ pub enum TraceEvent<'a> {
         /// Its interval or window from now on, in nanoseconds; 0 where the rule keeps none.
         ns: i64,
     },
+    /// What the loop has done and used since its start, every 10 ms in which it did something; with
+    /// `poll_observe` enough to replay a rule that measures. Ours, not QEMU's.
+    PollReading {
+        /// The loop.
+        ctx: u64,
+        /// The numbers.
+        reading: Reading,
+    },
+    /// The rule `auto` measures another window from now on, or has learned from a trial. Ours, not
+    /// QEMU's.
+    PollTrial {
+        /// The loop.
+        ctx: u64,
+        /// The window that holds, in nanoseconds.
+        incumbent_ns: i64,
+        /// The window measured from now on, in nanoseconds.
+        window_ns: i64,
+        /// All windows are compared, the load being new.
+        scanning: bool,
+        /// Score of the window that holds, in millionths.
+        score_micro: i64,
+        /// Advantage of the window tried last, in millionths.
+        advantage_micro: i64,
+        /// Times that another window took over.
+        switches: u64,
+    },
 }
 
 impl TraceEvent<'_> {
     /// The names of all events.
-    pub const NAMES: [&'static str; 9] = [
+    pub const NAMES: [&'static str; 11] = [
         "run_poll_handlers_begin",
         "run_poll_handlers_end",
         "poll_grow",
@@ -111,6 +138,8 @@ impl TraceEvent<'_> {
         "poll_dispatch",
         "poll_observe",
         "poll_handler",
+        "poll_reading",
+        "poll_trial",
     ];
 
     /// Its place in [`Self::NAMES`].
@@ -126,6 +155,8 @@ impl TraceEvent<'_> {
             TraceEvent::PollDispatch { .. } => 6,
             TraceEvent::PollObserve { .. } => 7,
             TraceEvent::PollHandler { .. } => 8,
+            TraceEvent::PollReading { .. } => 9,
+            TraceEvent::PollTrial { .. } => 10,
         }
     }
 

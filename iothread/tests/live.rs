@@ -108,6 +108,7 @@ fn settings_change_flat_out_while_the_loop_runs_flat_out() {
             poll_grow: 7,
             poll_shrink: 8,
             poll_weight: 9,
+            poll_alpha_milli: 11,
             aio_max_batch: 10,
         };
         remote.set_all(&all).unwrap();
@@ -240,7 +241,8 @@ fn statistics_are_read_flat_out_while_the_loop_runs_flat_out() {
     });
 }
 
-/// What a sleeping loop shows is exact. Fails if it does not show its numbers before it sleeps.
+/// What a sleeping loop shows is exact. Fails if its numbers are shown
+/// now and then only.
 #[test]
 fn statistics_of_a_sleeping_loop_are_complete() {
     let _watchdog = Watchdog::new("statistics asleep");

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use devices::virtio::block::BlockStats;
 use iothread::Stats;
+use iothread::policy::Experiment;
 
 use crate::qmp::machine::{DiskView, IoThreadView, Machine, RunState};
 use crate::threads::thread_cpu_ns;
@@ -218,6 +219,73 @@ fn iothreads(text: &mut Text, loops: &[IoThreadView]) {
             ("aio-max-batch", settings.aio_max_batch),
         ] {
             family.sample(&[("iothread", &one.id), ("setting", name)], value);
+        }
+        let alpha = iothread::alpha_text(settings.poll_alpha_milli);
+        family.sample(&[("iothread", &one.id), ("setting", "poll-alpha")], alpha);
+    }
+    experiments(text, &stats);
+}
+
+/// Numbers of the rule `auto`: name, kind, help, and how to get one.
+type ExperimentFamily = (
+    &'static str,
+    &'static str,
+    &'static str,
+    fn(&Experiment) -> Box<dyn Display>,
+);
+
+const EXPERIMENTS: [ExperimentFamily; 6] = [
+    (
+        "pollux_iothread_auto_incumbent_seconds",
+        "gauge",
+        "The window that holds under poll-policy=auto.",
+        |one| Box::new(Seconds(one.incumbent_ns.unsigned_abs())),
+    ),
+    (
+        "pollux_iothread_auto_score",
+        "gauge",
+        "Score of that window in its last epoch.",
+        |one| Box::new(one.score),
+    ),
+    (
+        "pollux_iothread_auto_epochs_total",
+        "counter",
+        "Epochs measured.",
+        |one| Box::new(one.epochs),
+    ),
+    (
+        "pollux_iothread_auto_scans_total",
+        "counter",
+        "Comparisons of all windows.",
+        |one| Box::new(one.scans),
+    ),
+    (
+        "pollux_iothread_auto_trials_total",
+        "counter",
+        "Trials of one window.",
+        |one| Box::new(one.trials),
+    ),
+    (
+        "pollux_iothread_auto_switches_total",
+        "counter",
+        "Times that another window took over.",
+        |one| Box::new(one.switches),
+    ),
+];
+
+fn experiments(text: &mut Text, stats: &[(&str, Stats)]) {
+    let there = || {
+        stats
+            .iter()
+            .filter_map(|(id, stats)| Some((id, stats.experiment?)))
+    };
+    if there().next().is_none() {
+        return;
+    }
+    for (name, kind, help, value) in EXPERIMENTS {
+        let mut family = text.family(name, kind, help);
+        for (id, experiment) in there() {
+            family.sample(&[("iothread", id)], value(&experiment));
         }
     }
 }

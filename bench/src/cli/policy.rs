@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use iothread::PollSettings;
+use iothread::{PolicyKind, PollSettings};
 use serde::Serialize;
 
 use super::Error;
@@ -46,11 +46,16 @@ pub(super) struct SimArgs {
     #[arg(long, value_name = "RULE", value_parser = rule_of)]
     rule: Vec<Rule>,
 
+    /// Exchange rates of the rule auto, such as 0.1,0.3, instead of the usual ones
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = alpha_of)]
+    alpha: Vec<i64>,
+
     /// The rule that the others are compared with
     #[arg(long, value_name = "RULE", value_parser = rule_of, default_value = "per-handler")]
     baseline: Rule,
 
-    /// SPREAD:MEAN:DEPTH, with a spread of exp, gamma, fixed, bimodal or slow, such as gamma:75us:4
+    /// SPREAD:MEAN:DEPTH, with a spread of exp, gamma, fixed, bimodal or slow, such as gamma:75us:4,
+    /// and perhaps :think=50us, :every=100us (a fixed rate) or :burst=20000us/80000us
     /// [default: ten loads]
     #[arg(long, value_name = "LOAD", value_parser = load_of)]
     load: Vec<Load>,
@@ -79,6 +84,10 @@ pub(super) struct SimArgs {
 
 fn rule_of(text: &str) -> Result<Rule, String> {
     text.parse().map_err(|error: rule::Error| error.to_string())
+}
+
+fn alpha_of(text: &str) -> Result<i64, String> {
+    iothread::alpha_milli(text).map_err(|error| error.to_string())
 }
 
 fn load_of(text: &str) -> Result<Load, String> {
@@ -165,16 +174,22 @@ struct Row {
     iops: f64,
     cpu_ns: f64,
     window_ns: f64,
+    latency_ns: f64,
+    kicks: f64,
     /// Against the baseline, as a factor.
     iops_ratio: f64,
     cpu_ratio: f64,
 }
 
 fn run_sim(args: &SimArgs) -> Result<(), Error> {
-    let rules = match args.rule.is_empty() {
+    let mut rules = match args.rule.is_empty() {
         true => Rule::usual(),
         false => args.rule.clone(),
     };
+    if !args.alpha.is_empty() {
+        rules.retain(|rule| rule.kind != PolicyKind::Auto);
+        rules.extend(Rule::autos(&args.alpha));
+    }
     let loads = match args.load.is_empty() {
         true => Load::usual(),
         false => args.load.clone(),
@@ -232,6 +247,8 @@ fn row(host: &Host, load: &Load, rule: &Rule, outcome: &Outcome, base: &Outcome)
         iops: outcome.iops,
         cpu_ns: outcome.cpu_ns,
         window_ns: outcome.window_ns,
+        latency_ns: outcome.latency_ns,
+        kicks: outcome.kicks,
         iops_ratio: outcome.iops / base.iops,
         cpu_ratio: outcome.cpu_ns / base.cpu_ns,
     }

@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 
 use hdrhistogram::Histogram;
 use iothread::PollSettings;
-use iothread::policy::{Iteration, Policy};
+use iothread::policy::{Iteration, Policy, Reading};
 use iothread::trace::TraceEvent;
 use iothread::trace::codec::Entry;
 use serde::Serialize;
@@ -29,7 +29,7 @@ struct Follower {
     vain_ns: u64,
     windows: Histogram<u64>,
     windows_ns: u128,
-    /// Intervals in the recording that the rule comes to as well, and those it does not.
+    /// Intervals, and windows tried, in the recording that the rule comes to as well, and those it does not.
     same: u64,
     other: u64,
 }
@@ -157,6 +157,19 @@ impl Follower {
         self.changes += u64::from(self.policy.window_ns() != window_ns);
     }
 
+    fn take(&mut self, reading: &Reading) {
+        let window_ns = self.policy.window_ns();
+        self.policy.take(reading);
+        self.changes += u64::from(self.policy.window_ns() != window_ns);
+    }
+
+    fn count_same(&mut self, same: bool) {
+        match same {
+            true => self.same += 1,
+            false => self.other += 1,
+        }
+    }
+
     #[allow(clippy::cast_precision_loss)] // Parts of a whole.
     fn row(&self, thread: &str, rule: String) -> Row {
         let part = |count: u64, all: u64| count as f64 / all as f64;
@@ -201,11 +214,15 @@ impl Visitor for Replay {
                     active,
                     ..
                 } => follower.observe(&Iteration::new(block_ns, dispatch_ns, active)),
-                TraceEvent::PollHandler { node, ns, .. } => {
-                    match follower.policy.handler_ns(slot(node)) == ns {
-                        true => follower.same += 1,
-                        false => follower.other += 1,
+                TraceEvent::PollReading { reading, .. } => follower.take(&reading),
+                TraceEvent::PollTrial { window_ns, .. } => {
+                    if let Some(experiment) = follower.policy.experiment() {
+                        let tried_ns = experiment.trial_ns.unwrap_or(experiment.incumbent_ns);
+                        follower.count_same(tried_ns == window_ns);
                     }
+                }
+                TraceEvent::PollHandler { node, ns, .. } => {
+                    follower.count_same(follower.policy.handler_ns(slot(node)) == ns);
                 }
                 _ => {}
             }),

@@ -8,7 +8,7 @@ use iothread::trace::codec::Entry;
 use super::read::{Traced, Visitor};
 
 /// The columns. What an entry does not have is empty.
-const COLUMNS: [&str; 16] = [
+const COLUMNS: [&str; 25] = [
     "time_ns",
     "thread",
     "event",
@@ -24,6 +24,15 @@ const COLUMNS: [&str; 16] = [
     "dispatch_ns",
     "active",
     "ns",
+    "cpu_ns",
+    "completions",
+    "events",
+    "kicks",
+    "blocks",
+    "scanning",
+    "score_micro",
+    "advantage_micro",
+    "switches",
     "lost",
 ];
 
@@ -143,6 +152,30 @@ impl Line {
             TraceEvent::PollHandler { node, ns, .. } => {
                 self.set("handler", traced.handler(node));
                 self.set("ns", ns);
+            }
+            TraceEvent::PollReading { reading, .. } => {
+                self.set("dispatch_ns", reading.now_ns);
+                self.set("cpu_ns", reading.cpu_ns);
+                self.set("completions", reading.completions);
+                self.set("events", reading.events);
+                self.set("kicks", reading.kicks);
+                self.set("blocks", reading.blocks);
+            }
+            TraceEvent::PollTrial {
+                incumbent_ns,
+                window_ns,
+                scanning,
+                score_micro,
+                advantage_micro,
+                switches,
+                ..
+            } => {
+                self.set("old_ns", incumbent_ns);
+                self.set("new_ns", window_ns);
+                self.set("scanning", u8::from(scanning));
+                self.set("score_micro", score_micro);
+                self.set("advantage_micro", advantage_micro);
+                self.set("switches", switches);
             }
             _ => {}
         }

@@ -108,16 +108,10 @@ impl State {
         self.wait(timeout, no_wait);
         self.shared.notify.take();
 
-        let counters = &self.shared.counters;
-        counters.iterations.add(1);
         let (dispatch_ns, block_ns) = if polling {
             let dispatch_ns = now_ns();
             let block_ns = (dispatch_ns - start_ns).max(0);
             self.dispatch_ns.set(dispatch_ns);
-            counters.block_histogram.add_one(block_ns.cast_unsigned());
-            if self.polled.get() {
-                counters.poll_ns.add(block_ns.cast_unsigned());
-            }
             (dispatch_ns, block_ns)
         } else {
             (0, 0)
@@ -126,6 +120,15 @@ impl State {
         let mut progress = self.reap(ctx);
         self.take_inbox();
         progress |= self.run_bottom_halves(ctx);
+        // Between the fences of `take_inbox` and the next clock read, which would wait for it.
+        let counters = &self.shared.counters;
+        counters.iterations.add(1);
+        if polling {
+            counters.block_histogram.add_one(block_ns.cast_unsigned());
+            if self.polled.get() {
+                counters.poll_ns.add(block_ns.cast_unsigned());
+            }
+        }
         progress |= self.dispatch_ready(ctx, dispatch_ns);
         if polling {
             self.observe(block_ns, dispatch_ns, active_from);
@@ -237,6 +240,7 @@ impl State {
         self.set_window(window_ns);
         if dispatch_ns - self.published_ns.get() >= PUBLISH_NS {
             self.housekeeping(dispatch_ns);
+            self.measure(dispatch_ns);
         }
     }
 

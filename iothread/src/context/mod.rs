@@ -4,6 +4,7 @@
 mod embed;
 mod handlers;
 mod iterate;
+mod measure;
 mod polling;
 
 use std::cell::{Cell, RefCell};
@@ -135,7 +136,9 @@ pub(crate) struct State {
     list_stale: Cell<bool>,
     /// Counts of the completion ring.
     pub(crate) completions: HandlerSlot,
-    /// When the numbers were last shown to other threads.
+    /// When the loop's numbers were last read for its policy or a trace.
+    read_ns: Cell<i64>,
+    /// When intervals were last shown to other threads.
     published_ns: Cell<i64>,
     ready: RefCell<VecDeque<Rc<Node>>>,
     /// Slots dispatched, those of outer iterations below those of nested ones.
@@ -268,6 +271,7 @@ impl Context {
             poll_list: RefCell::default(),
             list_stale: Cell::new(false),
             completions: HandlerSlot::new(&shared, COMPLETIONS),
+            read_ns: Cell::new(0),
             published_ns: Cell::new(0),
             ready: RefCell::default(),
             active: RefCell::default(),

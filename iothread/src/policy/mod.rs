@@ -3,11 +3,13 @@
 //! A policy sees numbers only, never descriptors or clocks. A recorded sequence of
 //! [`Iteration`]s therefore replays through it and gives the same windows.
 
+mod auto;
 mod context;
 mod fixed;
 mod per_handler;
 mod weighted;
 
+pub use auto::{Auto, Weights};
 pub use context::ContextWide;
 pub use fixed::{Always, Off};
 pub use per_handler::PerHandler;
@@ -43,6 +45,58 @@ impl<'a> Iteration<'a> {
     }
 }
 
+/// What the loop has done and used since its start, read now and then for rules that measure.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Reading {
+    /// CLOCK_MONOTONIC, in nanoseconds.
+    pub now_ns: i64,
+    /// CLOCK_THREAD_CPUTIME_ID of the loop's thread, in nanoseconds.
+    pub cpu_ns: i64,
+    /// Completions of requests on the loop's ring.
+    pub completions: u64,
+    /// Dispatches of handlers that can be polled.
+    pub events: u64,
+    /// Of these, those that their descriptor told of: somebody had to notify.
+    pub kicks: u64,
+    /// Iterations that slept in the kernel.
+    pub blocks: u64,
+}
+
+impl Reading {
+    /// What was done since `from`: requests; events where none is a request of the ring.
+    #[must_use]
+    pub fn work_since(&self, from: &Reading) -> u64 {
+        match self.completions.saturating_sub(from.completions) {
+            0 => self.events.saturating_sub(from.events),
+            completions => completions,
+        }
+    }
+}
+
+/// What a rule that compares windows is about.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Experiment {
+    /// The window that holds, in nanoseconds.
+    pub incumbent_ns: i64,
+    /// The other one that is measured now, in nanoseconds.
+    pub trial_ns: Option<i64>,
+    /// All windows are compared, the load being new.
+    pub scanning: bool,
+    /// Score of the window that holds, in its last epoch.
+    pub score: f64,
+    /// By how much the window tried last scored better, in the mean of its trials.
+    pub advantage: f64,
+    /// Epochs measured.
+    pub epochs: u64,
+    /// Comparisons of all windows.
+    pub scans: u64,
+    /// Trials of one window.
+    pub trials: u64,
+    /// Times that another window took over.
+    pub switches: u64,
+}
+
 /// A rule that sets the time to poll before sleeping.
 ///
 /// Handlers are known by small slot numbers. One that is not listed has an interval of 0.
@@ -61,6 +115,19 @@ pub trait Policy: fmt::Debug {
     fn window_ns(&self) -> i64;
     /// The interval or window of one handler, in nanoseconds; 0 where the rule keeps none.
     fn handler_ns(&self, slot: u32) -> i64;
+    /// Whether [`Self::take`] shall be called at `now_ns`. The loop asks once a millisecond.
+    fn wants_reading(&self, now_ns: i64) -> bool {
+        let _ = now_ns;
+        false
+    }
+    /// Learns from what the loop has read of itself. More readings than were asked for do no harm.
+    fn take(&mut self, reading: &Reading) {
+        let _ = reading;
+    }
+    /// What is compared now; None where nothing is.
+    fn experiment(&self) -> Option<Experiment> {
+        None
+    }
 }
 
 /// The rules there are; values of `poll-policy=`.
@@ -78,16 +145,19 @@ pub enum PolicyKind {
     Off,
     /// Always poll for `poll-max-ns`.
     Always,
+    /// The window with the best score, found by experiment.
+    Auto,
 }
 
 impl PolicyKind {
     /// All rules, in the order of the documentation.
-    pub const ALL: [PolicyKind; 5] = [
+    pub const ALL: [PolicyKind; 6] = [
         PolicyKind::Weighted,
         PolicyKind::PerHandler,
         PolicyKind::Context,
         PolicyKind::Off,
         PolicyKind::Always,
+        PolicyKind::Auto,
     ];
 
     /// The name users write.
@@ -99,6 +169,7 @@ impl PolicyKind {
             PolicyKind::Context => "context",
             PolicyKind::Off => "off",
             PolicyKind::Always => "always",
+            PolicyKind::Auto => "auto",
         }
     }
 
@@ -111,6 +182,7 @@ impl PolicyKind {
             PolicyKind::Context => Box::new(ContextWide::new(settings)),
             PolicyKind::Off => Box::new(Off),
             PolicyKind::Always => Box::new(Always::new(settings)),
+            PolicyKind::Auto => Box::new(Auto::new(settings)),
         }
     }
 }
@@ -123,7 +195,7 @@ impl fmt::Display for PolicyKind {
 
 /// A `poll-policy=` that names no rule.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("poll-policy={0} is unknown; use weighted, per-handler, context, off or always")]
+#[error("poll-policy={0} is unknown; use weighted, per-handler, context, off, always or auto")]
 pub struct UnknownPolicy(pub String);
 
 impl FromStr for PolicyKind {

@@ -8,6 +8,7 @@
 use std::os::fd::RawFd;
 
 use super::TraceEvent;
+use crate::policy::Reading;
 use crate::settings::PollSettings;
 
 /// Something in a trace.
@@ -71,6 +72,7 @@ pub fn encode(bytes: &mut Vec<u8>, since_ns: i64, time_ns: i64, entry: &Entry<'_
                 settings.poll_grow,
                 settings.poll_shrink,
                 settings.poll_weight,
+                settings.poll_alpha_milli,
                 settings.aio_max_batch,
             ] {
                 put_signed(bytes, value);
@@ -129,6 +131,34 @@ fn encode_event(bytes: &mut Vec<u8>, event: &TraceEvent<'_>) {
         TraceEvent::PollHandler { node, ns, .. } => {
             put(bytes, node);
             put_signed(bytes, ns);
+        }
+        TraceEvent::PollReading { reading, .. } => {
+            put_signed(bytes, reading.now_ns);
+            put_signed(bytes, reading.cpu_ns);
+            for count in [
+                reading.completions,
+                reading.events,
+                reading.kicks,
+                reading.blocks,
+            ] {
+                put(bytes, count);
+            }
+        }
+        TraceEvent::PollTrial {
+            incumbent_ns,
+            window_ns,
+            scanning,
+            score_micro,
+            advantage_micro,
+            switches,
+            ..
+        } => {
+            put_signed(bytes, incumbent_ns);
+            put_signed(bytes, window_ns);
+            put(bytes, scanning.into());
+            put_signed(bytes, score_micro);
+            put_signed(bytes, advantage_micro);
+            put(bytes, switches);
         }
     }
 }
@@ -280,6 +310,7 @@ impl<'a> Decoder<'a> {
                     poll_grow: cursor.signed()?,
                     poll_shrink: cursor.signed()?,
                     poll_weight: cursor.signed()?,
+                    poll_alpha_milli: cursor.signed()?,
                     aio_max_batch: cursor.signed()?,
                 },
                 again: tag == SETTINGS_AGAIN,
@@ -351,6 +382,26 @@ impl<'a> Decoder<'a> {
                 ctx,
                 node: cursor.number()?,
                 ns: cursor.signed()?,
+            },
+            Some("poll_reading") => TraceEvent::PollReading {
+                ctx,
+                reading: Reading {
+                    now_ns: cursor.signed()?,
+                    cpu_ns: cursor.signed()?,
+                    completions: cursor.number()?,
+                    events: cursor.number()?,
+                    kicks: cursor.number()?,
+                    blocks: cursor.number()?,
+                },
+            },
+            Some("poll_trial") => TraceEvent::PollTrial {
+                ctx,
+                incumbent_ns: cursor.signed()?,
+                window_ns: cursor.signed()?,
+                scanning: cursor.number()? != 0,
+                score_micro: cursor.signed()?,
+                advantage_micro: cursor.signed()?,
+                switches: cursor.number()?,
             },
             _ => return Err(DecodeError::Tag(tag)),
         })

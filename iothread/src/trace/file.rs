@@ -13,7 +13,7 @@ use std::io::{self, Read};
 use super::codec::{Cursor, DecodeError, Decoder, put, put_text};
 
 const MAGIC: [u8; 8] = *b"POLLUXTR";
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 /// Bytes of the header.
 pub const HEADER_BYTES: usize = 28;
 /// Bytes in front of a block's payload.

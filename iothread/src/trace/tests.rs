@@ -94,6 +94,33 @@ fn any_entry() -> impl Strategy<Value = Owned> {
             node,
             ns
         })),
+        ([number(), number()], any::<[u64; 4]>()).prop_map(move |(times, counts)| {
+            let [now_ns, cpu_ns] = times;
+            let [completions, events, kicks, blocks] = counts;
+            let reading = Reading {
+                now_ns,
+                cpu_ns,
+                completions,
+                events,
+                kicks,
+                blocks,
+            };
+            Owned::Event(TraceEvent::PollReading { ctx, reading })
+        }),
+        (any::<[i64; 4]>(), any::<bool>(), any::<u64>()).prop_map(
+            move |(numbers, scanning, switches)| {
+                let [incumbent_ns, window_ns, score_micro, advantage_micro] = numbers;
+                Owned::Event(TraceEvent::PollTrial {
+                    ctx,
+                    incumbent_ns,
+                    window_ns,
+                    scanning,
+                    score_micro,
+                    advantage_micro,
+                    switches,
+                })
+            }
+        ),
         (
             number(),
             number(),
@@ -105,12 +132,13 @@ fn any_entry() -> impl Strategy<Value = Owned> {
                 active
             )),
         (node, any::<i32>(), ".{0,60}").prop_map(|(node, fd, name)| Owned::Handler(node, fd, name)),
-        (any::<[i64; 5]>(), any::<bool>()).prop_map(|(numbers, again)| {
+        (any::<[i64; 6]>(), any::<bool>()).prop_map(|(numbers, again)| {
             let [
                 poll_max_ns,
                 poll_grow,
                 poll_shrink,
                 poll_weight,
+                poll_alpha_milli,
                 aio_max_batch,
             ] = numbers;
             let settings = PollSettings {
@@ -118,6 +146,7 @@ fn any_entry() -> impl Strategy<Value = Owned> {
                 poll_grow,
                 poll_shrink,
                 poll_weight,
+                poll_alpha_milli,
                 aio_max_batch,
             };
             Owned::Settings(settings, again)
@@ -268,8 +297,8 @@ fn other_files_are_told_apart() {
     };
     let mut bytes = header.to_bytes();
     assert!(text(&bytes[..10]).contains("offset 0: the file ends"));
-    bytes[8] = 2;
-    assert!(text(&bytes).contains("version 2"));
+    bytes[8] = 9;
+    assert!(text(&bytes).contains("version 9"));
     let mut bytes = header.to_bytes();
     bytes[13] ^= 1;
     assert!(text(&bytes).contains("offset 0: the file is damaged"));

@@ -64,7 +64,7 @@ pub struct RunArgs {
     pub cpu: Option<String>,
 
     /// An event loop in its own thread:
-    /// id=NAME,poll-max-ns=,poll-grow=,poll-shrink=,poll-weight=,poll-policy=weighted|per-handler|context|off|always,monitor=auto|io_uring|epoll|ppoll,poll-completions=on|off,aio-max-batch=,cpus=0-1+4
+    /// id=NAME,poll-max-ns=,poll-grow=,poll-shrink=,poll-weight=,poll-policy=weighted|per-handler|context|off|always|auto,poll-alpha=,monitor=auto|io_uring|epoll|ppoll,poll-completions=on|off,aio-max-batch=,cpus=0-1+4
     #[arg(long, value_name = "LIST")]
     pub iothread: Vec<String>,
 

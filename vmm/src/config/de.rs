@@ -48,7 +48,10 @@ impl<'de> de::Deserializer<'de> for Node {
         self.leaf(|value| match value {
             Value::Null => visitor.visit_unit(),
             Value::Bool(on) => visitor.visit_bool(on),
-            Value::Number(_) => visit_integer(value, visitor),
+            Value::Number(number) => match number.as_f64().filter(|_| number.is_f64()) {
+                Some(number) => visitor.visit_f64(number),
+                None => visit_integer(number.into(), visitor),
+            },
             Value::String(text) => visitor.visit_string(text),
             Value::Array(items) => visitor.visit_seq(Items::new(items, depth)),
             Value::Object(map) => visitor.visit_map(Entries::new(map)),

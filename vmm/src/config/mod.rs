@@ -32,7 +32,7 @@ pub use sections::{
     Cache, Disk, Engine, ErrorPolicy, IoThread, Log, Memory, Metrics, Monitor, PollPolicy, Trace,
     Transport,
 };
-pub use types::{HugePages, IndexSet, QmpSocket, Serial, Size};
+pub use types::{Alpha, HugePages, IndexSet, QmpSocket, Serial, Size};
 
 /// A whole virtual machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde_json::Value;
 
-use super::{Config, HugePages, IndexSet, QmpSocket, Serial, Size, UserSpec};
+use super::{Alpha, Config, HugePages, IndexSet, QmpSocket, Serial, Size, UserSpec};
 
 /// The schema of a [`Config`] file.
 pub fn schema() -> Value {
@@ -42,6 +42,14 @@ notations! {
         "pattern": "^[0-9]+(B|[KkMmGgTt]|[KMGT]iB)?$",
         "minimum": 0,
         "examples": ["512M", "1G"]
+    }
+    Alpha, "Alpha" => {
+        "type": ["number", "string"],
+        "description": "A number from 0 to 10.",
+        "pattern": "^[0-9]+([.][0-9]+)?$",
+        "minimum": 0,
+        "maximum": 10,
+        "examples": [0.3]
     }
     IndexSet, "IndexSet" => {
         "type": "string",

@@ -39,7 +39,7 @@ fn the_design_pages_example_is_understood() {
         "--cpus",
         "2",
         "--iothread",
-        "id=io0,poll-max-ns=32768,poll-grow=2,poll-shrink=2,poll-weight=3,poll-policy=weighted,monitor=auto,poll-completions=on,aio-max-batch=0,cpus=2-3",
+        "id=io0,poll-max-ns=32768,poll-grow=2,poll-shrink=2,poll-weight=3,poll-alpha=0.3,poll-policy=weighted,monitor=auto,poll-completions=on,aio-max-batch=0,cpus=2-3",
         "--disk",
         "path=root.img,readonly=on",
         "--disk",
@@ -128,6 +128,10 @@ fn every_mistake_names_option_value_and_remedy() {
         (
             &["--iothread", "io0,poll-weight=64"],
             &["--iothread id=io0", "poll-weight=64", "[0, 63]"],
+        ),
+        (
+            &["--iothread", "io0,poll-policy=auto,poll-alpha=10.1"],
+            &["--iothread", "poll-alpha", "[0, 10]", "not 10.1"],
         ),
         (
             &["--iothread", "io0,poll-max-ns=-1"],
@@ -401,14 +405,14 @@ prop_compose! {
 
 prop_compose! {
     fn iothread()(
-        id in name(), numbers in prop::array::uniform5(any::<i64>()), poll_completions in any::<bool>(),
+        id in name(), numbers in prop::array::uniform5(any::<i64>()), alpha in 0..=10_000i64, poll_completions in any::<bool>(),
         poll_policy in prop::sample::select(vec![PollPolicy::Weighted, PollPolicy::PerHandler,
-            PollPolicy::Context, PollPolicy::Off, PollPolicy::Always]),
+            PollPolicy::Context, PollPolicy::Off, PollPolicy::Always, PollPolicy::Auto]),
         monitor in prop::sample::select(vec![Monitor::Auto, Monitor::IoUring, Monitor::Epoll, Monitor::Ppoll]),
         cpus in indices()
     ) -> IoThread {
         let [poll_max_ns, poll_grow, poll_shrink, poll_weight, aio_max_batch] = numbers;
-        IoThread { id, poll_max_ns, poll_grow, poll_shrink, poll_weight, poll_policy, monitor,
+        IoThread { id, poll_max_ns, poll_grow, poll_shrink, poll_weight, poll_alpha: Alpha(alpha), poll_policy, monitor,
                    poll_completions, aio_max_batch, cpus }
     }
 }

@@ -213,6 +213,25 @@ impl fmt::Display for QmpSocket {
     }
 }
 
+/// An exchange rate from 0 to 10, kept in thousandths.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Alpha(pub i64);
+
+impl FromStr for Alpha {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let milli = iothread::alpha_milli(text);
+        milli.map(Self).map_err(|error| error.to_string())
+    }
+}
+
+impl fmt::Display for Alpha {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&iothread::alpha_text(self.0))
+    }
+}
+
 /// Serde by the text form; a number or a switch counts as its text.
 macro_rules! as_text {
     ($($name:ty => $expected:literal)*) => {$(
@@ -236,6 +255,9 @@ macro_rules! as_text {
                     fn visit_u64<E: de::Error>(self, number: u64) -> Result<$name, E> {
                         self.visit_str(&number.to_string())
                     }
+                    fn visit_f64<E: de::Error>(self, number: f64) -> Result<$name, E> {
+                        self.visit_str(&number.to_string())
+                    }
                     fn visit_bool<E: de::Error>(self, on: bool) -> Result<$name, E> {
                         self.visit_str(if on { "on" } else { "off" })
                     }
@@ -248,6 +270,7 @@ macro_rules! as_text {
 
 as_text! {
     Size => "a size such as 512M"
+    Alpha => "a number from 0 to 10 such as 0.3"
     IndexSet => "a list of numbers such as \"0-2+5\""
     HugePages => "on, off or a page size such as \"2M\""
     Serial => "stdio, pty, none or file=PATH"

@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 
 use devices::virtio::block::BlockStats;
-use iothread::{Context, ContextConfig, IoThread, IoThreadConfig, PollSettings};
+use iothread::{Context, ContextConfig, IoThread, IoThreadConfig};
 
 use super::error::Error;
 use super::event::{Event, ShutdownCause, Sink};
@@ -141,13 +141,7 @@ impl Machine for TestMachine {
         let iothread = IoThread::start(IoThreadConfig {
             id: config.id.clone(),
             context: ContextConfig {
-                settings: PollSettings {
-                    poll_max_ns: config.poll_max_ns,
-                    poll_grow: config.poll_grow,
-                    poll_shrink: config.poll_shrink,
-                    poll_weight: config.poll_weight,
-                    aio_max_batch: config.aio_max_batch,
-                },
+                settings: crate::vm::iothreads::settings(config),
                 ..ContextConfig::default()
             },
             ..IoThreadConfig::default()

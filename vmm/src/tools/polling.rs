@@ -60,6 +60,29 @@ fn describe_loop(text: &mut String, one: &Value) {
             percentiles(&one["block-histogram"])
         );
     }
+    let experiment = &one["experiment"];
+    if experiment.is_object() {
+        let number = |key: &str| experiment[key].as_u64().unwrap_or(0);
+        let doing = match (
+            experiment["scanning"].as_bool(),
+            experiment["trial-ns"].as_u64(),
+        ) {
+            (Some(true), _) => ", comparing all windows".to_owned(),
+            (_, Some(ns)) => format!(", trying {ns} ns"),
+            _ => String::new(),
+        };
+        let _ = writeln!(
+            text,
+            "  auto at poll-alpha={}: holds {} ns{doing}; score {:.3}; {} epochs, {} scans, {} trials, {} switches",
+            one["poll-alpha"],
+            number("incumbent-ns"),
+            experiment["score"].as_f64().unwrap_or(0.0),
+            number("epochs"),
+            number("scans"),
+            number("trials"),
+            number("switches")
+        );
+    }
     let handlers = one["handlers"].as_array().into_iter().flatten();
     for handler in handlers.filter(|handler| handler["events"] != 0) {
         let number = |key: &str| handler[key].as_u64().unwrap_or(0);
@@ -118,7 +141,9 @@ mod tests {
             "block-histogram": [],
             "handlers": [{"name": "q0", "events": 5, "hits": 4, "ns": 70, "polled": true},
                          {"name": "silent", "events": 0, "hits": 0, "ns": 0, "polled": false}],
-        }, {"id": "main", "thread-id": 1, "poll-policy": "weighted", "windows": 0}]);
+        }, {"id": "main", "thread-id": 1, "poll-policy": "auto", "windows": 0, "poll-alpha": 0.3,
+            "experiment": {"incumbent-ns": 8192, "trial-ns": 4096, "scanning": false, "score": -12.5, "advantage": -0.1,
+                           "epochs": 50, "scans": 1, "trials": 7, "switches": 2}}]);
         assert_eq!(
             describe(&answer),
             "\
@@ -129,9 +154,10 @@ io0 (thread 7, poll-policy=weighted):
   window 1500 ns now; by iteration p50 1000 ns p90 2000 ns p99 4000 ns
   waits by iteration p50 0 ns p90 0 ns p99 0 ns
   q0: 5 events, 4 found by polling, 70 ns, polled now
-main (thread 1, poll-policy=weighted):
+main (thread 1, poll-policy=auto):
   iterations 0, of which slept 0; woken 0 times; CPU 0 ms
   requests 0 submitted, 0 completed, 0 system calls
+  auto at poll-alpha=0.3: holds 8192 ns, trying 4096 ns; score -12.500; 50 epochs, 1 scans, 7 trials, 2 switches
 "
         );
     }

@@ -1,6 +1,6 @@
 //! The difference of two samples over the time between them.
 
-use super::sample::{Disk, Handler, Loop, Sample};
+use super::sample::{Disk, Experiment, Handler, Loop, Sample};
 
 /// What is drawn.
 #[derive(Debug, Clone, Default)]
@@ -35,6 +35,8 @@ pub struct LoopRates {
     /// Times a second that it slept, and that it was woken by another thread.
     pub blocks: f64,
     pub wakeups: f64,
+    /// What the rule `auto` is about, as at the second sample.
+    pub experiment: Option<Experiment>,
     pub handlers: Vec<HandlerRates>,
 }
 
@@ -135,6 +137,7 @@ fn loop_rates(before: &Loop, now: &Loop, seconds: f64, disks: &[DiskRates]) -> L
         cpu_percent: now.cpu_ns.map(|ns| share(before.cpu_ns.unwrap_or(0), ns)),
         iops: rate(before.completions, now.completions).max(own),
         window_ns: now.window_ns,
+        experiment: now.experiment,
         hit_percent: percent(hits, hits + misses),
         poll_percent: share(before.poll_ns, now.poll_ns),
         vain_percent: share(before.vain_ns, now.vain_ns),
@@ -198,6 +201,7 @@ mod tests {
             blocks: 20 * factor,
             wakeups: 4 * factor,
             completions: 300 * factor,
+            experiment: None,
             handlers: vec![Handler {
                 name: "q0".to_owned(),
                 events: 100 * factor,

@@ -50,7 +50,22 @@ pub struct Loop {
     pub blocks: u64,
     pub wakeups: u64,
     pub completions: u64,
+    #[serde(default)]
+    pub experiment: Option<Experiment>,
     pub handlers: Vec<Handler>,
+}
+
+/// What the rule `auto` is about.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Experiment {
+    pub incumbent_ns: u64,
+    #[serde(default)]
+    pub trial_ns: Option<u64>,
+    pub scanning: bool,
+    pub score: f64,
+    pub trials: u64,
+    pub switches: u64,
 }
 
 /// One of a loop's handlers.

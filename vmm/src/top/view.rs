@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use super::rates::{DiskRates, LoopRates, Rates};
+use super::sample::Experiment;
 
 /// Draws `rates`; lines are cut at `columns`.
 pub fn draw(socket: &str, rates: &Rates, handlers: bool, columns: usize) -> String {
@@ -13,6 +14,7 @@ pub fn draw(socket: &str, rates: &Rates, handlers: bool, columns: usize) -> Stri
     ));
     for one in &rates.loops {
         lines.push(loop_line(one));
+        lines.extend(one.experiment.as_ref().map(experiment_line));
         if handlers {
             lines.extend(one.handlers.iter().map(|handler| {
                 format!(
@@ -91,6 +93,21 @@ fn loop_line(one: &LoopRates) -> String {
     )
 }
 
+fn experiment_line(one: &Experiment) -> String {
+    let doing = match (one.scanning, one.trial_ns) {
+        (true, _) => "compares all windows".to_owned(),
+        (false, Some(ns)) => format!("tries {} us", micros(ns)),
+        (false, None) => "settled".to_owned(),
+    };
+    format!(
+        "  auto: holds {} us, {doing}; score {:.2}; {} trials, {} switches",
+        micros(one.incumbent_ns),
+        one.score,
+        one.trials,
+        one.switches
+    )
+}
+
 fn disk_line(disk: &DiskRates) -> String {
     format!(
         "{:<14} {:>8} {:>8} {:>9} {:>8} {:>9} {:>7}  {}",
@@ -154,6 +171,13 @@ mod tests {
             vain_percent: 0.04,
             blocks: 123_456.0,
             wakeups: 0.25,
+            experiment: Some(Experiment {
+                incumbent_ns: 8192,
+                score: -12.3456,
+                trials: 123,
+                switches: 2,
+                ..Experiment::default()
+            }),
             handlers: vec![HandlerRates {
                 name: "disk0-q0".to_owned(),
                 events: 41_234.0,
@@ -196,6 +220,7 @@ mod tests {
 pollux top  running  2 vCPUs 110%  over 1.0 s  /run/vm.sock
 IOTHREAD        CPU%     IOPS WINDOW us  HIT% POLL% VAIN% SLEEPS/s  WAKES/s
 io0            100.0  1234568      32.7 100.0 100.0   0.0   123456      0.2
+  auto: holds 8.1 us, settled; score -12.35; 123 trials, 2 switches
   disk0-q0                          41234/s      12.3  98.2 polled
 main             0.0        0         -     -     -     -        0        0
 

@@ -81,9 +81,9 @@ mod tests {
         assert_eq!(names("run_*"), run);
         assert_eq!(names("*_begin"), [run[0]]);
         assert_eq!(names("*poll*e?d"), [run[1]]);
-        assert_eq!(names("poll_?????"), [""; 0]);
+        assert_eq!(names("poll_?????"), ["poll_trial"]);
         assert_eq!(names("poll_????"), ["poll_grow"]);
-        assert_eq!(names("poll_*").len(), 7);
+        assert_eq!(names("poll_*").len(), 9);
         assert_eq!(names("x*"), [""; 0]);
     }
 
@@ -92,6 +92,6 @@ mod tests {
         let error = select("pol_grow").unwrap_err().to_string();
         assert_eq!(error, "unknown event \"pol_grow\"; did you mean poll_grow?");
         let error = select("xyz").unwrap_err().to_string();
-        assert!(error.ends_with("; there are run_poll_handlers_begin, run_poll_handlers_end, poll_grow, poll_shrink, poll_add, poll_remove, poll_dispatch, poll_observe, poll_handler"), "{error}");
+        assert!(error.ends_with("; there are run_poll_handlers_begin, run_poll_handlers_end, poll_grow, poll_shrink, poll_add, poll_remove, poll_dispatch, poll_observe, poll_handler, poll_reading, poll_trial"), "{error}");
     }
 }

@@ -128,6 +128,7 @@ pub fn settings(config: &config::IoThread) -> PollSettings {
         poll_grow: config.poll_grow,
         poll_shrink: config.poll_shrink,
         poll_weight: config.poll_weight,
+        poll_alpha_milli: config.poll_alpha.0,
         aio_max_batch: config.aio_max_batch,
     }
 }
@@ -148,6 +149,7 @@ fn policy(policy: PollPolicy) -> PolicyKind {
         PollPolicy::Context => PolicyKind::Context,
         PollPolicy::Off => PolicyKind::Off,
         PollPolicy::Always => PolicyKind::Always,
+        PollPolicy::Auto => PolicyKind::Auto,
     }
 }
 

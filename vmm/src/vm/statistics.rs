@@ -69,6 +69,13 @@ fn loop_report(title: &str, stats: &Stats) -> String {
             windows.percentile(99.0)
         );
     }
+    if let Some(auto) = &stats.experiment {
+        let _ = writeln!(
+            text,
+            "  auto: holds {} ns; score {:.3}; {} epochs, {} scans, {} trials, {} switches",
+            auto.incumbent_ns, auto.score, auto.epochs, auto.scans, auto.trials, auto.switches
+        );
+    }
     let busy = stats.handlers.iter().filter(|handler| handler.events > 0);
     for handler in busy {
         let _ = writeln!(

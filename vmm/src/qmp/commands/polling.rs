@@ -1,12 +1,14 @@
 //! `x-query-polling`: what each loop's polling does and costs.
 
-use iothread::{HandlerStats, Histogram, now_ns};
+use iothread::policy::Experiment;
+use iothread::{HandlerStats, Histogram, PolicyKind, now_ns};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::super::error::Error;
 use super::super::machine::IoThreadView;
 use super::Monitor;
+use super::qom::alpha;
 use crate::threads::thread_cpu_ns;
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -50,6 +52,44 @@ impl From<HandlerStats> for HandlerInfo {
     }
 }
 
+/// What the rule `auto` is about.
+#[derive(Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+struct ExperimentInfo {
+    /// The window that holds, and the other one that is measured now.
+    incumbent_ns: i64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trial_ns: Option<i64>,
+    /// All windows are compared, the load being new.
+    scanning: bool,
+    /// Logarithm of requests a nanosecond less poll-alpha times that of CPU nanoseconds a request: of the
+    /// window that holds, and by how much the one tried last was better.
+    score: f64,
+    advantage: f64,
+    /// Since the start: epochs measured, comparisons of all windows, trials of one, and times that
+    /// another took over.
+    epochs: u64,
+    scans: u64,
+    trials: u64,
+    switches: u64,
+}
+
+impl From<Experiment> for ExperimentInfo {
+    fn from(experiment: Experiment) -> Self {
+        Self {
+            incumbent_ns: experiment.incumbent_ns,
+            trial_ns: experiment.trial_ns,
+            scanning: experiment.scanning,
+            score: experiment.score,
+            advantage: experiment.advantage,
+            epochs: experiment.epochs,
+            scans: experiment.scans,
+            trials: experiment.trials,
+            switches: experiment.switches,
+        }
+    }
+}
+
 /// A loop's counters since its start, and its state.
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -57,6 +97,12 @@ struct PollingInfo {
     id: String,
     thread_id: i32,
     poll_policy: &'static str,
+    /// Under the rule auto.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    poll_alpha: Option<f64>,
+    /// Under the rule auto, once it has measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    experiment: Option<ExperimentInfo>,
     /// CLOCK_MONOTONIC when this was read: differences of two reports over it are rates.
     time_ns: i64,
     /// CPU time of the thread.
@@ -91,10 +137,14 @@ struct PollingInfo {
 impl From<IoThreadView> for PollingInfo {
     fn from(view: IoThreadView) -> Self {
         let stats = view.remote.stats();
+        let policy = view.remote.policy();
         Self {
             id: view.id,
             thread_id: view.thread_id,
-            poll_policy: view.remote.policy().name(),
+            poll_policy: policy.name(),
+            poll_alpha: (policy == PolicyKind::Auto)
+                .then(|| alpha(view.remote.settings().poll_alpha_milli)),
+            experiment: stats.experiment.map(ExperimentInfo::from),
             time_ns: now_ns(),
             cpu_ns: thread_cpu_ns(view.thread_id),
             window_ns: stats.window_ns,

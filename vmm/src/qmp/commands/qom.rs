@@ -8,14 +8,18 @@ use super::super::error::Error;
 use super::super::machine::IoThreadView;
 use super::{Empty, Monitor};
 
-/// The properties of an iothread that can be set, all of them integers.
-const SETTINGS: [&str; 5] = [
+/// The properties of an iothread that can be set: integers, but for [`ALPHA`].
+const SETTINGS: [&str; 6] = [
     "poll-max-ns",
     "poll-grow",
     "poll-shrink",
     "poll-weight",
+    ALPHA,
     "aio-max-batch",
 ];
+
+/// A number from 0 to 10.
+const ALPHA: &str = "poll-alpha";
 
 #[derive(Debug, Deserialize, JsonSchema)]
 struct Path {
@@ -100,7 +104,10 @@ fn qom_list(monitor: &Monitor, arguments: Path) -> Result<Vec<PropertyInfo>, Err
             list.extend(views.map(|view| PropertyInfo::new(&view.id, "child<iothread>")));
         }
         Object::IoThread(_) => {
-            list.extend(SETTINGS.iter().map(|name| PropertyInfo::new(name, "int")));
+            list.extend(SETTINGS.iter().map(|name| {
+                let kind = if *name == ALPHA { "number" } else { "int" };
+                PropertyInfo::new(name, kind)
+            }));
             list.push(PropertyInfo::new("poll-policy", "string"));
         }
     }
@@ -131,10 +138,16 @@ fn property(view: &IoThreadView, name: &str) -> Option<Value> {
         "poll-grow" => json!(settings.poll_grow),
         "poll-shrink" => json!(settings.poll_shrink),
         "poll-weight" => json!(settings.poll_weight),
+        ALPHA => json!(alpha(settings.poll_alpha_milli)),
         "aio-max-batch" => json!(settings.aio_max_batch),
         "poll-policy" => json!(view.remote.policy().name()),
         _ => return None,
     })
+}
+
+#[allow(clippy::cast_precision_loss)] // At most 10000.
+pub(super) fn alpha(milli: i64) -> f64 {
+    milli as f64 / 1000.0
 }
 
 fn qom_set(monitor: &Monitor, arguments: Assignment) -> Result<Empty, Error> {
@@ -150,11 +163,16 @@ fn qom_set(monitor: &Monitor, arguments: Assignment) -> Result<Empty, Error> {
         _ => return Err(not_found(&object, &name)),
     };
     let value = match &arguments.value {
+        Value::Number(number) if name == ALPHA => {
+            let text = number.to_string();
+            let milli = iothread::alpha_milli(&text);
+            milli.map_err(|error| Error::failed(error.to_string()))?
+        }
         // Beyond 63 bits it is an integer, but never in range.
         Value::Number(number) if number.is_u64() => number.as_i64().unwrap_or(i64::MIN),
         Value::Number(number) if number.is_i64() => number.as_i64().unwrap_or(i64::MIN),
         _ => {
-            let expected = "integer";
+            let expected = if name == ALPHA { "number" } else { "integer" };
             return Err(Error::ArgumentType { name, expected });
         }
     };

@@ -156,6 +156,13 @@ fn settings_of_iothreads_are_read_and_changed() {
     assert_eq!(setting(&monitor, "io0", "poll-weight"), json!(3));
     let list = get(&monitor, "query-iothreads", json!({}));
     assert_eq!(list[1]["poll-shrink"], json!(9));
+    // This one has decimals.
+    assert_eq!(setting(&monitor, "io1", "poll-alpha"), json!(0.3));
+    for value in [json!(0), json!(0.25), json!(1.0), json!(10)] {
+        set(&monitor, "io1", "poll-alpha", value.clone()).unwrap();
+        let read = setting(&monitor, "io1", "poll-alpha");
+        assert_eq!(read.as_f64(), value.as_f64());
+    }
     // Read back, a 0 shows its default.
     set(&monitor, "io1", "poll-weight", json!(0)).unwrap();
     assert_eq!(setting(&monitor, "io1", "poll-weight"), json!(3));
@@ -185,6 +192,12 @@ fn settings_out_of_range_and_properties_that_are_not_there_are_refused() {
     ] {
         assert_eq!(set("poll-max-ns", value), wrong_type);
     }
+    assert!(set("poll-alpha", json!(10.01)).ends_with("in range [0, 10], not 10.01"));
+    assert!(set("poll-alpha", json!(-1)).contains("in range [0, 10]"));
+    assert_eq!(
+        set("poll-alpha", json!("0.3")),
+        "Invalid parameter type for 'poll-alpha', expected: number"
+    );
     assert_eq!(set("nope", json!(1)), "Property 'iothread.nope' not found");
     assert_eq!(
         set("thread-id", json!(1)),
@@ -242,6 +255,7 @@ fn every_listed_property_can_be_got() {
             let kind = entry["type"].as_str().unwrap();
             match kind {
                 "int" => assert!(value.is_i64()),
+                "number" => assert!(value.is_number()),
                 "string" => assert!(value.is_string()),
                 _ => {
                     assert!(kind.starts_with("child<"));
@@ -251,8 +265,8 @@ fn every_listed_property_can_be_got() {
             seen += 1;
         }
     }
-    // type, objects; type, io0, io1; twice type, five settings, policy.
-    assert_eq!(seen, 2 + 3 + 2 * 7);
+    // type, objects; type, io0, io1; twice type, six settings, policy.
+    assert_eq!(seen, 2 + 3 + 2 * 8);
 }
 
 #[test]
@@ -549,6 +563,8 @@ fn trace_events_are_switched_with_qemus_names_and_shapes() {
             {"name": "poll_remove", "state": "enabled"},
             {"name": "poll_observe", "state": "enabled"},
             {"name": "poll_handler", "state": "enabled"},
+            {"name": "poll_reading", "state": "enabled"},
+            {"name": "poll_trial", "state": "enabled"},
         ])
     );
     assert_eq!(state("run_*")[0]["state"], "disabled");
