@@ -13,20 +13,47 @@ use std::rc::Rc;
 use common::*;
 use iothread::transfer::Transfer;
 use iothread::*;
-use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
 
 const DENIED: &str = "IOTHREAD_TEST_DENIED";
 
-/// Makes a system call of this thread fail with `errno`.
+/// Makes a system call of this thread fail with `errno`. By hand, as the crate for this knows
+/// little-endian processors only.
 fn deny(calls: &[libc::c_long], errno: i32) {
-    let filter = SeccompFilter::new(
-        calls.iter().map(|call| (*call, vec![])).collect(),
-        SeccompAction::Allow,
-        SeccompAction::Errno(errno.unsigned_abs()),
-        std::env::consts::ARCH.try_into().unwrap(),
-    );
-    let program: BpfProgram = filter.unwrap().try_into().unwrap();
-    apply_filter(&program).unwrap();
+    let filter = |code: u32, jt, jf, k| libc::sock_filter {
+        code: code as u16,
+        jt,
+        jf,
+        k,
+    };
+    let answer = |action| filter(libc::BPF_RET | libc::BPF_K, 0, 0, action);
+    // The number is the first word of what the filter sees (seccomp(2), struct seccomp_data), in the
+    // processor's own byte order.
+    let mut program = vec![filter(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0)];
+    for &call in calls {
+        let number = u32::try_from(call).unwrap();
+        program.push(filter(
+            libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+            0,
+            1,
+            number,
+        ));
+        program.push(answer(libc::SECCOMP_RET_ERRNO | errno.unsigned_abs()));
+    }
+    program.push(answer(libc::SECCOMP_RET_ALLOW));
+    let program = libc::sock_fprog {
+        len: program.len() as u16,
+        filter: program.as_mut_ptr(),
+    };
+    // SAFETY: the first call takes numbers only; the second reads the program, which lives.
+    let done = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+            && libc::prctl(
+                libc::PR_SET_SECCOMP,
+                libc::SECCOMP_MODE_FILTER,
+                &raw const program,
+            ) == 0
+    };
+    assert!(done, "{}", std::io::Error::last_os_error());
 }
 
 /// Runs the test `name` of this program in a process of its own, in which [`DENIED`] is `what`.

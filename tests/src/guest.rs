@@ -101,14 +101,22 @@ impl Guest {
     /// # Errors
     /// A file cannot be read or written.
     pub fn write_initramfs(&self, path: &Path, kernel: Kernel, script: &str) -> io::Result<()> {
-        let mut archive = fs::read(self.initramfs(kernel))?;
-        let script = format!("{PRELUDE}\n{script}");
-        append_archive(
-            &mut archive,
-            &[("lab", None), ("lab/script", Some(&script))],
-        );
-        fs::write(path, archive)
+        append_script(&self.initramfs(kernel), path, script)
     }
+}
+
+/// Writes the initramfs `from` to `path` with `script` in it, as [`Guest::write_initramfs`] does.
+///
+/// # Errors
+/// A file cannot be read or written.
+pub(crate) fn append_script(from: &Path, path: &Path, script: &str) -> io::Result<()> {
+    let mut archive = fs::read(from)?;
+    let script = format!("{PRELUDE}\n{script}");
+    append_archive(
+        &mut archive,
+        &[("lab", None), ("lab/script", Some(&script))],
+    );
+    fs::write(path, archive)
 }
 
 /// Appends a cpio archive of the "newc" form (Documentation/driver-api/early-userspace/

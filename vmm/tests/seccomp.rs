@@ -100,7 +100,7 @@ fn child(case: &str) -> ! {
         "on" => Mode::On,
         _ => Mode::Log,
     };
-    let filters = Filters::new(mode).unwrap().unwrap();
+    let filters = Filters::new(mode).unwrap();
     filters.install().unwrap();
     if let Some(kind) = KINDS.into_iter().flatten().find(|k| k.key() == kind) {
         filters.narrow(kind).unwrap();

@@ -4,37 +4,22 @@
 // The allowance of clippy.toml reaches only functions that are marked as tests.
 #![allow(clippy::unwrap_used)]
 
-mod iasl;
-mod kvm;
+use libtest_mimic::{Arguments, Trial};
 
-#[path = "../../src/x86_64/testing.rs"]
-#[allow(dead_code)]
-mod testing;
+#[cfg(target_arch = "x86_64")]
+mod x86_64;
 
-use libtest_mimic::{Arguments, Failed, Trial};
+#[cfg(target_arch = "x86_64")]
+use x86_64::trials;
+
+/// On other processors there are none.
+#[cfg(not(target_arch = "x86_64"))]
+fn trials() -> Vec<Trial> {
+    Vec::new()
+}
 
 fn main() {
     let args = Arguments::from_args();
-    let mut trials = Vec::new();
-    let mut add = |need: &str, there: bool, tests: &[(&str, fn())]| {
-        for &(name, test) in tests {
-            let run = move || -> Result<(), Failed> {
-                test();
-                Ok(())
-            };
-            let kind = if there {
-                String::new()
-            } else {
-                format!("skipped, needs {need}")
-            };
-            trials.push(
-                Trial::test(name, run)
-                    .with_kind(kind)
-                    .with_ignored_flag(!there),
-            );
-        }
-    };
-    add("/dev/kvm", kvm::is_there(), kvm::TESTS);
-    add("iasl (package acpica-tools)", iasl::is_there(), iasl::TESTS);
+    let trials: Vec<Trial> = trials();
     libtest_mimic::run(&args, trials).exit();
 }

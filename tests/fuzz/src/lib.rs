@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::missing_panics_doc)] // A panic is how a target reports.
 
 mod disk;
+#[cfg(target_arch = "x86_64")]
 mod kernel;
 mod machine;
 mod options;
@@ -45,6 +46,7 @@ pub const TARGETS: &[Target] = &[
         run: registers::pci,
         short_inputs: 300,
     },
+    #[cfg(target_arch = "x86_64")]
     Target {
         name: "kernel",
         run: kernel::load,

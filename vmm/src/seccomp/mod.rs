@@ -5,20 +5,27 @@
 //! narrower one of their own on top. A thread that steps outside ends the process with a message that names it and the
 //! call ([`violation`]).
 
+#[cfg(target_arch = "x86_64")]
+use seccompiler as install;
+#[cfg(not(target_arch = "x86_64"))]
+#[path = "no_install.rs"]
+mod install;
 mod violation;
 
 use std::sync::Arc;
 use std::sync::OnceLock;
 
 use schemars::JsonSchema;
-use seccompiler::sock_filter;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use self::install::sock_filter;
 use crate::vm::terminal;
 
 /// What `build.rs` made: `SOURCE`, the lists; `TRAP` and `LOG`, their programs by what they do with other calls.
 mod compiled {
+    // Without lists, no instruction is made.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(unused_imports))]
     use super::{Table, instruction};
 
     include!(concat!(env!("OUT_DIR"), "/seccomp.rs"));
@@ -78,9 +85,6 @@ pub const PROCESS: &str = "process";
 /// The filters do not work here.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// No lists were compiled in.
-    #[error("--seccomp on: there are no filters for {0} processors; --seccomp off does without")]
-    Processor(&'static str),
     /// The kernel refuses.
     #[error(
         "--seccomp: the kernel refuses the filter of {thread}: {source}; --seccomp off does without"
@@ -89,7 +93,7 @@ pub enum Error {
         /// Whose filter.
         thread: &'static str,
         /// Why.
-        source: seccompiler::Error,
+        source: install::Error,
     },
 }
 
@@ -99,20 +103,23 @@ pub struct Filters {
 }
 
 impl Filters {
-    /// The filters that do what `mode` says; none for [`Mode::Off`].
-    ///
-    /// # Errors
-    /// There are none for this processor.
-    pub fn new(mode: Mode) -> Result<Option<Arc<Self>>, Error> {
+    /// The filters that do what `mode` says; none for [`Mode::Off`], and with a warning none for a processor
+    /// without lists.
+    pub fn new(mode: Mode) -> Option<Arc<Self>> {
         let programs = match mode {
             Mode::On => compiled::TRAP,
             Mode::Log => compiled::LOG,
-            Mode::Off => return Ok(None),
+            Mode::Off => return None,
         };
-        match programs.is_empty() {
-            true => Err(Error::Processor(std::env::consts::ARCH)),
-            false => Ok(Some(Arc::new(Self { programs }))),
+        if programs.is_empty() {
+            tracing::warn!(
+                "--seccomp: there are no filters for {} processors, system calls are not limited; \
+                 --seccomp off leaves out this line",
+                std::env::consts::ARCH
+            );
+            return None;
         }
+        Some(Arc::new(Self { programs }))
     }
 
     /// Puts the common filter on every thread there is, and on those to come.
@@ -124,7 +131,7 @@ impl Filters {
         plain_panics();
         look_up_now();
         let program = self.program(PROCESS)?;
-        seccompiler::apply_filter_all_threads(program).map_err(|source| Error::Install {
+        install::apply_filter_all_threads(program).map_err(|source| Error::Install {
             thread: PROCESS,
             source,
         })
@@ -137,13 +144,13 @@ impl Filters {
     pub fn narrow(&self, thread: Thread) -> Result<(), Error> {
         let thread = thread.key();
         let program = self.program(thread)?;
-        seccompiler::apply_filter(program).map_err(|source| Error::Install { thread, source })
+        install::apply_filter(program).map_err(|source| Error::Install { thread, source })
     }
 
     fn program(&self, key: &'static str) -> Result<&'static [sock_filter], Error> {
         let mut programs = self.programs.iter();
         let found = programs.find(|(name, _)| *name == key);
-        let missing = seccompiler::Error::EmptyFilter;
+        let missing = install::Error::EmptyFilter;
         found.map(|(_, program)| *program).ok_or(Error::Install {
             thread: key,
             source: missing,

@@ -28,7 +28,7 @@ use crate::trace::Tracer;
 /// Builds the VM that `config` describes. Call it from the main thread before any other thread is started.
 pub fn build(config: &Config) -> Result<Vm, Error> {
     let signals = Signals::take().map_err(Error::system("signals"))?;
-    let filters = Filters::new(config.seccomp)?;
+    let filters = Filters::new(config.seccomp);
     super::memory::allow_locking(config);
     let switch = sandbox::enter(config)?;
     let mut machine = platform::Machine::open(config)?;

@@ -13,7 +13,7 @@ use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
-use crate::testing::{Load, elf, pvh_note};
+use super::testing::{Load, elf, pvh_note};
 
 pub const TESTS: &[(&str, fn())] = &[
     ("pvh_kernel_starts_with_its_start_info", pvh_start),

@@ -1,5 +1,7 @@
 //! `pollux vhost-user-blk` behind QEMU: an unmodified Debian guest, emulated (TCG), on this host. Needs
-//! neither KVM nor the lab's machine, only its files.
+//! neither KVM nor the lab's machine, only its files. [`s390x`] has a guest with the other byte order.
+
+mod s390x;
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -22,7 +24,7 @@ const DISK_BYTES: u64 = 24 << 20;
 pub fn main() -> ExitCode {
     let arguments = Arguments::from_args();
     let name = "debian_on_qemu_verifies_while_its_back_end_is_killed";
-    let trial = Trial::ignorable_test(name, || {
+    let here = Trial::ignorable_test(name, || {
         if let Err(why) = available() {
             return Ok(Completion::ignored_with(why));
         }
@@ -31,7 +33,16 @@ pub fn main() -> ExitCode {
         killed_under_load(&pollux).map_err(Failed::from)?;
         Ok(Completion::Completed)
     });
-    libtest_mimic::run(&arguments, vec![trial]).exit_code()
+    let name = "big_endian_debian_on_qemu_finds_its_disks_as_they_are";
+    let big_endian = Trial::ignorable_test(name, || {
+        if let Err(why) = s390x::prepare()? {
+            return Ok(Completion::ignored_with(why));
+        }
+        let pollux = session::build_pollux()?;
+        s390x::disks(&pollux).map_err(Failed::from)?;
+        Ok(Completion::Completed)
+    });
+    libtest_mimic::run(&arguments, vec![here, big_endian]).exit_code()
 }
 
 fn available() -> Result<(), String> {
@@ -46,9 +57,15 @@ struct BackEnd(Child);
 
 impl BackEnd {
     fn start(pollux: &Path, disk: &str, socket: &Path) -> BackEnd {
+        BackEnd::start_with(pollux, disk, socket, &[])
+    }
+
+    /// With further options.
+    fn start_with(pollux: &Path, disk: &str, socket: &Path, more: &[&str]) -> BackEnd {
         let mut command = Command::new(pollux);
         command.args(["vhost-user-blk", "--iothread", "id=io0", "--disk", disk]);
         command.arg("--socket").arg(socket).stdin(Stdio::null());
+        command.args(more);
         let child = command.spawn().expect("the program was just built");
         let deadline = Instant::now() + PATIENCE;
         // A stale name of its predecessor's is there from the start: what counts is that it answers.
