@@ -14,8 +14,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arch = std::env::var("CARGO_CFG_TARGET_ARCH")?;
     let source = folder.join(format!("{arch}.json"));
     let filters = match source.exists() {
-        true => std::fs::read_to_string(source)?,
-        // A processor without lists: nothing is compiled in, and `--seccomp on` says so.
+        true => extended(&std::fs::read_to_string(source)?)?,
+        // A processor without lists: nothing is compiled in, and the program says so.
         false => "{}".to_owned(),
     };
     let mut code = format!("pub(super) const SOURCE: &str = {filters:?};\n");
@@ -25,6 +25,31 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
     Ok(std::fs::write(out.join("seccomp.rs"), code)?)
+}
+
+/// The lists, each with what the list named in its `extends` has.
+fn extended(filters: &str) -> Result<String, Box<dyn std::error::Error>> {
+    let mut lists: Value = serde_json::from_str(filters)?;
+    let as_written = lists.clone();
+    for list in lists
+        .as_object_mut()
+        .ok_or("the lists are no object")?
+        .values_mut()
+    {
+        let list = list.as_object_mut().ok_or("a list is no object")?;
+        let Some(base) = list.remove("extends") else {
+            continue;
+        };
+        let base = base.as_str().ok_or("`extends` is no name")?;
+        let more = as_written[base]["filter"]
+            .as_array()
+            .ok_or("`extends` names no list")?;
+        let rules = list["filter"]
+            .as_array_mut()
+            .ok_or("a list without rules")?;
+        rules.extend(more.iter().cloned());
+    }
+    Ok(lists.to_string())
 }
 
 /// The filters, with `action` for a call that is in no list.

@@ -61,7 +61,7 @@ fn look_around(config: &Path) {
     let config = Config::from_json(&text, "test").unwrap();
     let beside = config.disk[0].path.with_file_name("beside.img");
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let _ = vmm::sandbox::enter(&config).unwrap();
+    let _ = vmm::sandbox::enter(&config, &[]).unwrap();
 
     let denied = |what: &str, result: std::io::Result<()>| match result {
         Err(error) if error.kind() == ErrorKind::PermissionDenied => {}

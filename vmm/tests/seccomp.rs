@@ -15,18 +15,28 @@ use common::{Finished, Image, finish, has_kvm, run, wait_for};
 use libtest_mimic::{Arguments, Failed, Trial};
 use rustix::process::{Pid, Signal, kill_process};
 use syscalls::Sysno;
-use vmm::seccomp::{Filters, Mode, PROCESS, Thread, listed};
+use vmm::seccomp::{BACK_END, Filters, Mode, PROCESS, Thread, listed};
 
 /// Tells this program to be the child of a case: `kind mode call argument…`.
 const CHILD: &str = "POLLUX_SECCOMP_CHILD";
 
-const KINDS: [Option<Thread>; 5] = [
+const KINDS: [Option<Thread>; 7] = [
     None,
     Some(Thread::Main),
     Some(Thread::Vcpu),
     Some(Thread::IoThread),
     Some(Thread::Worker),
+    Some(Thread::VhostUserMain),
+    Some(Thread::VhostUser),
 ];
+
+/// The list that holds for such a thread besides its own.
+fn common(kind: Option<Thread>) -> &'static str {
+    match kind {
+        Some(Thread::VhostUserMain | Thread::VhostUser) => BACK_END,
+        _ => PROCESS,
+    }
+}
 
 fn main() {
     if let Ok(case) = std::env::var(CHILD) {
@@ -48,6 +58,14 @@ fn main() {
         .collect();
     trials.extend([
         trial("log_mode_lets_pass", log_mode_lets_pass),
+        trial(
+            "a_back_end_has_three_calls_more_than_a_vm",
+            back_end_extends,
+        ),
+        trial(
+            "every_thread_of_a_running_back_end_is_filtered",
+            every_thread_of_a_back_end,
+        ),
         trial("every_thread_of_a_running_vm_is_filtered", every_thread),
         trial("without_filters_nothing_is_stopped", without_filters),
         trial("a_bad_mode_is_refused", bad_mode),
@@ -101,8 +119,9 @@ fn child(case: &str) -> ! {
         _ => Mode::Log,
     };
     let filters = Filters::new(mode).unwrap();
-    filters.install().unwrap();
-    if let Some(kind) = KINDS.into_iter().flatten().find(|k| k.key() == kind) {
+    let kind = KINDS.into_iter().flatten().find(|k| k.key() == kind);
+    filters.install(common(kind)).unwrap();
+    if let Some(kind) = kind {
         filters.narrow(kind).unwrap();
     }
     let [number, a, b, c] = numbers[..] else {
@@ -132,7 +151,7 @@ fn nothing_unlisted(kind: Option<Thread>) {
     let allowed = listed(key(kind));
     assert!(!allowed.is_empty());
     // A thread may do what both lists allow.
-    let common = listed(PROCESS);
+    let common = listed(common(kind));
     for entry in &allowed {
         assert!(
             common.contains(entry),
@@ -240,7 +259,7 @@ fn every_thread() {
         let mut thread = None;
         wait_for("the guest's threads", || {
             thread = thread_named(pid, name);
-            thread.is_some() && all_wait(pid)
+            thread.is_some() && all_wait(pid, &THREADS)
         });
         inject(thread.unwrap(), Sysno::socket);
         // A vCPU thread notices when it next leaves the guest.
@@ -257,6 +276,53 @@ fn every_thread() {
     }
 }
 
+/// Threads of `pollux vhost-user-blk`, as above.
+const BACK_END_THREADS: [&str; 5] = ["pollux", "IO io0", "vhost d0", "qmp", "metrics"];
+
+fn every_thread_of_a_back_end() {
+    for name in BACK_END_THREADS {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name).display().to_string();
+        std::fs::write(path("disk.img"), [0; 4096]).unwrap();
+        let child = common::pollux()
+            .args(["vhost-user-blk", "--iothread", "io0", "--socket"])
+            .arg(path("socket"))
+            .args(["--qmp", &format!("unix:{}", path("qmp")), "--metrics"])
+            .arg(path("metrics"))
+            .args([
+                "--disk",
+                &format!("path={},id=d0,iothread=io0", path("disk.img")),
+            ])
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let pid = child.id().cast_signed();
+        let mut thread = None;
+        wait_for("the disk's threads", || {
+            thread = thread_named(pid, name);
+            thread.is_some() && all_wait(pid, &BACK_END_THREADS)
+        });
+        inject(thread.unwrap(), Sysno::socket);
+        let end = finish(child);
+        let message = format!("pollux: thread {name} called socket, which its seccomp filter");
+        assert!(end.stderr.contains(&message), "{name}: {end:?}");
+        assert_eq!(
+            (end.code(), end.status.signal()),
+            (Some(1), None),
+            "{end:?}"
+        );
+    }
+}
+
+fn back_end_extends() {
+    let (mut ours, vms) = (listed(BACK_END), listed(PROCESS));
+    ours.retain(|entry| !vms.contains(entry));
+    let names: Vec<_> = ours.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["dup3", "memfd_create", "readlinkat"]);
+    assert_eq!(listed(BACK_END).len(), vms.len() + 3);
+}
+
 fn thread_named(pid: i32, name: &str) -> Option<i32> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
     tasks.flatten().find_map(|task| {
@@ -267,10 +333,10 @@ fn thread_named(pid: i32, name: &str) -> Option<i32> {
 }
 
 /// Whether the filters are on everywhere (two at least on vCPUs) and the threads have come to rest in a system call.
-fn all_wait(pid: i32) -> bool {
+fn all_wait(pid: i32, threads: &[&str]) -> bool {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task"));
     let tasks: Vec<_> = tasks.into_iter().flatten().flatten().collect();
-    tasks.len() >= THREADS.len()
+    tasks.len() >= threads.len()
         && tasks.iter().all(|task| {
             let read = |file| std::fs::read_to_string(task.path().join(file)).unwrap_or_default();
             let name = read("comm");
@@ -279,7 +345,7 @@ fn all_wait(pid: i32) -> bool {
                 .lines()
                 .find_map(|line| line.strip_prefix("Seccomp_filters:"))
                 .and_then(|count| count.trim().parse::<u32>().ok());
-            let narrow = ["vcpu", "IO ", "pollux"];
+            let narrow = ["vcpu", "IO ", "pollux", "vhost "];
             let wanted = 1 + u32::from(narrow.iter().any(|start| name.starts_with(start)));
             // Told since Linux 5.9.
             filters.is_none_or(|count| count >= wanted)

@@ -239,7 +239,7 @@ impl Bed {
         let block = Block::new(config, placement).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("socket");
-        let server = Server::start(Listener::bind(&socket).unwrap(), block).unwrap();
+        let server = Server::start(Listener::bind(&socket).unwrap(), block, None).unwrap();
         let page = tempfile::tempfile().unwrap();
         page.set_len(0x1000).unwrap();
         Self {

@@ -29,8 +29,9 @@ impl Rule {
     }
 }
 
-/// Restricts this thread, and those it starts, to the files of `config`; takes network and foreign abstract sockets away.
-pub(super) fn restrict(config: &Config) -> Result<(), Error> {
+/// Restricts this thread, and those it starts, to the files of `config` and to making `sockets`; takes network and foreign
+/// abstract sockets away.
+pub(super) fn restrict(config: &Config, sockets: &[PathBuf]) -> Result<(), Error> {
     let ruleset = Ruleset::default()
         .handle_access(AccessFs::from_all(VERSION))?
         .handle_access(AccessNet::from_all(VERSION))?
@@ -38,6 +39,7 @@ pub(super) fn restrict(config: &Config) -> Result<(), Error> {
         .create()?;
     let status = rules(config)
         .into_iter()
+        .chain(sockets.iter().map(|path| socket(path)))
         .try_fold(ruleset, add)?
         .restrict_self()?;
     match status {
@@ -80,8 +82,7 @@ fn rules(config: &Config) -> Vec<Rule> {
         false => Rule::new(&disk.path, device | AccessFs::Truncate),
     }));
     if let Some(socket) = &config.qmp {
-        let access = AccessFs::MakeSock | AccessFs::RemoveFile;
-        rules.push(Rule::new(folder_of(&socket.0), access));
+        rules.push(self::socket(&socket.0));
     }
     if let Some(metrics) = &config.metrics {
         rules.push(Rule::new(folder_of(&metrics.file), made));
@@ -98,6 +99,11 @@ fn rules(config: &Config) -> Vec<Rule> {
         Serial::Stdio | Serial::None => {}
     }
     rules
+}
+
+/// A name that is made and removed.
+fn socket(path: &Path) -> Rule {
+    Rule::new(folder_of(path), AccessFs::MakeSock | AccessFs::RemoveFile)
 }
 
 fn folder_of(path: &Path) -> PathBuf {

@@ -75,11 +75,12 @@ pub struct Switch {
     user: Option<User>,
 }
 
-/// Gives up what is not needed from the start. Call it in the process' only thread.
+/// Gives up what is not needed from the start. Call it in the process' only thread. `sockets` are made besides what the
+/// configuration names.
 ///
 /// # Errors
 /// Something cannot be given up, or `--user` names nobody.
-pub fn enter(config: &Config) -> Result<Switch, Error> {
+pub fn enter(config: &Config, sockets: &[PathBuf]) -> Result<Switch, Error> {
     let user = match &config.user {
         Some(spec) => Some(user::look_up(spec)?),
         None => None,
@@ -90,7 +91,7 @@ pub fn enter(config: &Config) -> Result<Switch, Error> {
     if config.sandbox {
         lower_limits()?;
         drop_capabilities(user.is_some())?;
-        files::restrict(config)?;
+        files::restrict(config, sockets)?;
     }
     Ok(Switch {
         chroot: config.chroot.clone(),

@@ -65,6 +65,10 @@ pub enum Thread {
     IoThread,
     /// Does plain system calls for disks with `engine=threads`.
     Worker,
+    /// The main thread of `pollux vhost-user-blk`.
+    VhostUserMain,
+    /// Takes the messages of a disk's front ends, in `pollux vhost-user-blk`.
+    VhostUser,
 }
 
 impl Thread {
@@ -75,12 +79,17 @@ impl Thread {
             Self::Vcpu => "vcpu",
             Self::IoThread => "iothread",
             Self::Worker => "worker",
+            Self::VhostUserMain => "vhost_user_main",
+            Self::VhostUser => "vhost_user",
         }
     }
 }
 
-/// The key of the filter for all threads.
+/// The key of the filter for all threads of a VM.
 pub const PROCESS: &str = "process";
+
+/// The key of the filter for all threads of `pollux vhost-user-blk`.
+pub const BACK_END: &str = "vhost_user_process";
 
 /// The filters do not work here.
 #[derive(Debug, thiserror::Error)]
@@ -122,17 +131,17 @@ impl Filters {
         Some(Arc::new(Self { programs }))
     }
 
-    /// Puts the common filter on every thread there is, and on those to come.
+    /// Puts a common filter, [`PROCESS`] or [`BACK_END`], on every thread there is, and on those to come.
     ///
     /// # Errors
     /// The kernel's refusal.
-    pub fn install(self: &Arc<Self>) -> Result<(), Error> {
+    pub fn install(self: &Arc<Self>, common: &'static str) -> Result<(), Error> {
         violation::install_handler();
         plain_panics();
         look_up_now();
-        let program = self.program(PROCESS)?;
+        let program = self.program(common)?;
         install::apply_filter_all_threads(program).map_err(|source| Error::Install {
-            thread: PROCESS,
+            thread: common,
             source,
         })
     }

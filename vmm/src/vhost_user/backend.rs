@@ -15,6 +15,7 @@ use crate::qmp::machine::{
     Ability, DiskView, IoStatus, IoThreadView, MAIN_LOOP_ID, Machine, RunState, Vcpu,
 };
 use crate::qmp::{Error, Event, Sink};
+use crate::seccomp::Filters;
 use crate::trace::Tracer;
 use crate::vm::control;
 use crate::vm::iothreads;
@@ -26,7 +27,16 @@ pub struct Backend {
     disks: Vec<BlockHandle>,
     iothreads: Mutex<Vec<IoThread>>,
     main_loop: IoThreadView,
+    watchers: Watchers,
     events: Sink,
+}
+
+/// What every iothread is put under, also those made later.
+pub struct Watchers {
+    /// System calls.
+    pub filters: Option<Arc<Filters>>,
+    /// The record of the loops' events.
+    pub tracer: Option<Arc<Tracer>>,
 }
 
 impl Backend {
@@ -36,6 +46,7 @@ impl Backend {
         disks: Vec<BlockHandle>,
         iothreads: Vec<IoThread>,
         main_loop: Remote,
+        watchers: Watchers,
         events: Sink,
     ) -> Arc<Self> {
         for disk in &disks {
@@ -51,6 +62,7 @@ impl Backend {
                 thread_id: rustix::thread::gettid().as_raw_nonzero().get(),
                 remote: main_loop,
             },
+            watchers,
             events,
         })
     }
@@ -140,7 +152,7 @@ impl Machine for Backend {
     }
 
     fn tracer(&self) -> Option<&Tracer> {
-        None
+        self.watchers.tracer.as_deref()
     }
 
     fn main_loop(&self) -> Option<IoThreadView> {
@@ -150,6 +162,13 @@ impl Machine for Backend {
     fn add_iothread(&self, config: &config::IoThread) -> Result<(), Error> {
         let iothread = iothreads::start(config, &self.lifecycle)
             .map_err(|error| Error::failed(error.to_string()))?;
+        if let Some(filters) = &self.watchers.filters {
+            iothreads::narrow(&iothread, filters)
+                .map_err(|error| Error::failed(error.to_string()))?;
+        }
+        if let Some(tracer) = &self.watchers.tracer {
+            iothreads::trace(&iothread, tracer);
+        }
         self.lock().push(iothread);
         Ok(())
     }
@@ -159,6 +178,9 @@ impl Machine for Backend {
         let at = iothreads.iter().position(|iothread| iothread.id() == id);
         let removed = at.map(|at| iothreads.remove(at));
         drop(iothreads);
+        if let Some(tracer) = &self.watchers.tracer {
+            tracer.remove(id);
+        }
         match removed.map(IoThread::stop) {
             None => Err(Error::DeviceNotFound(id.to_owned())),
             Some(Err(panic)) => Err(Error::failed(format!("iothread {id} panicked: {panic}"))),

@@ -6,19 +6,44 @@
 //! NOP is a signal (io_uring_register_eventfd(3)).
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use devices::virtio::device::Interrupt;
 use io_uring::{IoUring, opcode};
 use rustix::event::EventfdFlags;
-use rustix::fs::OFlags;
+use rustix::fs::{Mode, OFlags};
+
+/// The folder of this process' descriptors, which may be out of reach later ([`crate::sandbox`]).
+static DESCRIPTORS: OnceLock<OwnedFd> = OnceLock::new();
+
+/// Opens what [`is_eventfd`] needs, while it can be opened.
+///
+/// # Errors
+/// There is no /proc.
+pub fn prepare() -> io::Result<()> {
+    descriptors().map(drop)
+}
+
+fn descriptors() -> io::Result<&'static OwnedFd> {
+    if let Some(folder) = DESCRIPTORS.get() {
+        return Ok(folder);
+    }
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let folder = rustix::fs::open("/proc/self/fd", flags, Mode::empty())?;
+    Ok(DESCRIPTORS.get_or_init(|| folder))
+}
 
 /// Whether a descriptor is an eventfd: anything else may block, or be readable for ever.
 pub fn is_eventfd(fd: BorrowedFd<'_>) -> bool {
-    let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
-    std::fs::read_link(link).is_ok_and(|name| name.as_os_str() == "anon_inode:[eventfd]")
+    let Ok(folder) = descriptors() else {
+        return false;
+    };
+    let mut name = [MaybeUninit::uninit(); 64];
+    let link = rustix::fs::readlinkat_raw(folder, fd.as_raw_fd().to_string(), &mut name);
+    link.is_ok_and(|(name, _)| name == b"anon_inode:[eventfd]")
 }
 
 /// Nobody wants to be told.

@@ -38,6 +38,8 @@ use crate::config::args::RunArgs;
 use crate::config::{self, Config, keyval};
 use crate::qmp::machine::Machine as _;
 use crate::qmp::{Listener, Monitor, Server as Qmp, event};
+use crate::sandbox;
+use crate::seccomp::{self, Filters};
 use crate::vm::lifecycle::{Lifecycle, Outcome};
 use crate::vm::signals::{Request, Signals};
 use crate::vm::{Error, builder, disks, iothreads, memory as ram, statistics};
@@ -70,6 +72,10 @@ pub struct Options {
     #[arg(long, value_name = "LIST")]
     pub metrics: Option<String>,
 
+    /// What the event loops do, as `pollux run` takes it
+    #[arg(long, value_name = "LIST")]
+    pub trace: Option<String>,
+
     /// Messages: LEVEL or level=warn,,iothread=debug,file=FILE [default: warn]
     #[arg(long, value_name = "LIST")]
     pub log: Option<String>,
@@ -77,6 +83,22 @@ pub struct Options {
     /// Print the statistics of loops and disks at the end
     #[arg(long)]
     pub stats: bool,
+
+    /// System calls outside a thread's list, as `pollux run` takes it [default: on]
+    #[arg(long, value_name = "MODE")]
+    pub seccomp: Option<String>,
+
+    /// on: give up all files that the options do not name, as `pollux run` takes it [default: off]
+    #[arg(long, value_name = "SWITCH")]
+    pub sandbox: Option<String>,
+
+    /// Run as this user once everything is open, as `pollux run` takes it
+    #[arg(long, value_name = "USER")]
+    pub user: Option<String>,
+
+    /// Make this folder the root once everything is open, as `pollux run` takes it
+    #[arg(long, value_name = "FOLDER")]
+    pub chroot: Option<String>,
 }
 
 impl Options {
@@ -97,8 +119,13 @@ impl Options {
             disk: self.disk.clone(),
             qmp: self.qmp.clone(),
             metrics: self.metrics.clone(),
+            trace: self.trace.clone(),
             log: self.log.clone(),
             stats: self.stats,
+            seccomp: self.seccomp.clone(),
+            sandbox: self.sandbox.clone(),
+            user: self.user.clone(),
+            chroot: self.chroot.clone(),
             ..RunArgs::default()
         })?;
         for (disk, keys) in config.disk.iter_mut().zip(&keys) {
@@ -131,6 +158,9 @@ pub fn run(options: &Options) -> Result<ExitCode, Error> {
     let config = options.config()?;
     crate::logging::start(&config.log)?;
     let signals = Signals::take().map_err(Error::system("signals"))?;
+    let filters = Filters::new(config.seccomp);
+    call::prepare().map_err(Error::system("/proc/self/fd"))?;
+    let switch = sandbox::enter(&config, &options.socket)?;
     let listener = match &config.qmp {
         Some(socket) => Some(Listener::bind(&socket.0)?),
         None => None,
@@ -139,6 +169,7 @@ pub fn run(options: &Options) -> Result<ExitCode, Error> {
     let lifecycle = Arc::new(Lifecycle::new().map_err(Error::system("eventfd"))?);
     let context = iothreads::main_context()?;
     let iothreads = iothreads::start_all(&config, &lifecycle)?;
+    let tracer = builder::start_tracer(&config, &context, &iothreads)?;
     let blocks = disks::open(&config, &context.remote(), &iothreads)?;
     // Before any of them serves: a socket that cannot be had leaves nothing half done.
     let sockets = options.socket.iter().map(|path| {
@@ -146,6 +177,15 @@ pub fn run(options: &Options) -> Result<ExitCode, Error> {
         Listener::bind(path).map_err(refused)
     });
     let sockets = sockets.collect::<Result<Vec<_>, _>>()?;
+    if let Some((user, group)) = switch.user() {
+        for listener in listener.iter().chain(&sockets) {
+            listener.give_to(user, group)?;
+        }
+    }
+    switch.apply()?;
+    if let Some(filters) = &filters {
+        builder::install(filters, seccomp::BACK_END, &iothreads)?;
+    }
 
     let handles: Vec<_> = blocks.iter().map(|block| block.handle()).collect();
     let (events, queue) = event::channel().map_err(Error::system("eventfd"))?;
@@ -154,6 +194,10 @@ pub fn run(options: &Options) -> Result<ExitCode, Error> {
         handles.clone(),
         iothreads,
         context.remote(),
+        backend::Watchers {
+            filters: filters.clone(),
+            tracer: tracer.clone(),
+        },
         // Without a monitor nobody takes them.
         listener.as_ref().map(|_| events).unwrap_or_default(),
     );
@@ -169,10 +213,13 @@ pub fn run(options: &Options) -> Result<ExitCode, Error> {
     let mut servers = Vec::new();
     for (listener, block) in sockets.into_iter().zip(blocks) {
         tracing::info!("{} at {}", block.name(), listener.path().display());
-        let server = Server::start(listener, block);
+        let server = Server::start(listener, block, filters.clone());
         servers.push(server.map_err(Error::system("starting a disk's thread"))?);
     }
 
+    if let Some(filters) = &filters {
+        filters.narrow(seccomp::Thread::VhostUserMain)?;
+    }
     let outcome = main_loop(signals, &lifecycle, &context)?;
     backend.ended(outcome == Outcome::Stopped(backend::QUIT.to_owned()));
     let serve = || while context.dispatch() {};
@@ -198,6 +245,9 @@ pub fn run(options: &Options) -> Result<ExitCode, Error> {
     for iothread in backend.take_iothreads() {
         // A panic in it has ended the run already and is its outcome.
         let _ = iothread.stop();
+    }
+    if let Some(tracer) = tracer {
+        tracer.finish();
     }
     match outcome.is_good() {
         true => Ok(ExitCode::SUCCESS),

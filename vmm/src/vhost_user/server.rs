@@ -15,6 +15,7 @@ use vhost::vhost_user::{BackendReqHandler, Error as ProtocolError};
 use super::session::Session;
 use super::sigbus::Alarm;
 use crate::qmp::Listener;
+use crate::seccomp::{self, Filters};
 
 /// Pause after the system refused something for want of file descriptors or memory.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -35,11 +36,15 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves `block` to the front ends that come to `listener`.
+    /// Serves `block` to the front ends that come to `listener`, with the thread's filter of system calls.
     ///
     /// # Errors
     /// The thread or its descriptors cannot be made.
-    pub fn start(listener: Listener, block: Block) -> io::Result<Server> {
+    pub fn start(
+        listener: Listener,
+        block: Block,
+        filters: Option<Arc<Filters>>,
+    ) -> io::Result<Server> {
         let id = block.handle().id().to_owned();
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let shared = Arc::new(Shared {
@@ -55,7 +60,14 @@ impl Server {
         };
         let thread = std::thread::Builder::new()
             .name(format!("vhost {id}"))
-            .spawn(move || service.run())?;
+            .spawn(move || {
+                let narrowed = filters.map(|filters| filters.narrow(seccomp::Thread::VhostUser));
+                if let Some(Err(error)) = narrowed {
+                    // The common filter is still on.
+                    tracing::error!("{error}");
+                }
+                service.run();
+            })?;
         Ok(Server {
             shared,
             thread: Some(thread),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arch::image::FileRole;
-use iothread::IoThread;
+use iothread::{Context, IoThread};
 
 use super::control::{self, Control};
 use super::disks::{self, Disks};
@@ -22,7 +22,7 @@ use crate::config::{self, Config};
 use crate::metrics::Writer;
 use crate::qmp::{self, Listener, Monitor, Server, event};
 use crate::sandbox;
-use crate::seccomp::Filters;
+use crate::seccomp::{self, Filters};
 use crate::trace::Tracer;
 
 /// Builds the VM that `config` describes. Call it from the main thread before any other thread is started.
@@ -30,7 +30,7 @@ pub fn build(config: &Config) -> Result<Vm, Error> {
     let signals = Signals::take().map_err(Error::system("signals"))?;
     let filters = Filters::new(config.seccomp);
     super::memory::allow_locking(config);
-    let switch = sandbox::enter(config)?;
+    let switch = sandbox::enter(config, &[])?;
     let mut machine = platform::Machine::open(config)?;
     let files = open_boot_files(config)?;
     let memory = machine.map_memory(config)?;
@@ -44,14 +44,7 @@ pub fn build(config: &Config) -> Result<Vm, Error> {
     let lifecycle = Arc::new(Lifecycle::new().map_err(Error::system("eventfd"))?);
     let context = iothreads::main_context()?;
     let iothreads = iothreads::start_all(config, &lifecycle)?;
-    let tracer = config.trace.as_ref().map(Tracer::start).transpose()?;
-    let tracer = tracer.map(Arc::new);
-    if let Some(tracer) = &tracer {
-        tracer.add(&context.remote(), "main");
-        for iothread in &iothreads {
-            iothreads::trace(iothread, tracer);
-        }
-    }
+    let tracer = start_tracer(config, &context, &iothreads)?;
     let blocks = disks::open(config, &context.remote(), &iothreads)?;
 
     let disks = Disks::of(&blocks);
@@ -74,7 +67,7 @@ pub fn build(config: &Config) -> Result<Vm, Error> {
     }
     switch.apply()?;
     if let Some(filters) = &filters {
-        install(filters, &iothreads)?;
+        install(filters, seccomp::PROCESS, &iothreads)?;
     }
     let (events, queue) = event::channel().map_err(Error::system("eventfd"))?;
     let control = Control::new(control::Parts {
@@ -118,13 +111,34 @@ pub fn build(config: &Config) -> Result<Vm, Error> {
 
 /// From here on no thread can do more than it needs: everything is open, and the guest has not run yet. Threads that are
 /// started later are born with the filter of the one that starts them.
-fn install(filters: &Arc<Filters>, iothreads: &[IoThread]) -> Result<(), Error> {
-    filters.install()?;
+pub(crate) fn install(
+    filters: &Arc<Filters>,
+    common: &'static str,
+    iothreads: &[IoThread],
+) -> Result<(), Error> {
+    filters.install(common)?;
     filters.narrow_workers();
     for iothread in iothreads {
         iothreads::narrow(iothread, filters)?;
     }
     Ok(())
+}
+
+/// Records the events of all loops, if the configuration says so.
+pub(crate) fn start_tracer(
+    config: &Config,
+    context: &Context,
+    iothreads: &[IoThread],
+) -> Result<Option<Arc<Tracer>>, Error> {
+    let tracer = config.trace.as_ref().map(Tracer::start).transpose()?;
+    let tracer = tracer.map(Arc::new);
+    if let Some(tracer) = &tracer {
+        tracer.add(&context.remote(), "main");
+        for iothread in iothreads {
+            iothreads::trace(iothread, tracer);
+        }
+    }
+    Ok(tracer)
 }
 
 /// Writes the numbers of `machine` to the file that the configuration names.

@@ -1,11 +1,13 @@
 //! What a well-behaved front end gets.
 
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 
 use serde_json::json;
 
 use crate::common::{run, wait_for};
 use crate::driver::{BLOCK, Driver, Wait, all_features, blocks, check_image, pattern};
+use crate::front::{Front, GET_INFLIGHT_FD, SET_VRING_CALL, words};
 use crate::served::{DISK_BYTES, Served};
 
 /// Two queues each, written and read by two threads, verified by content from both sides.
@@ -309,4 +311,45 @@ fn wrong_usage_is_told_in_a_line() {
         assert!(end.stderr.contains(word), "{word}: {}", end.stderr);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
     }
+}
+
+/// What a front end needs works in the sandbox as well: memory, interrupts of both kinds, the record of requests, the
+/// monitor, the trace; and the sockets are removed at the end.
+#[test]
+fn a_back_end_runs_in_the_sandbox() {
+    let root = tempfile::tempdir().unwrap();
+    let other = tempfile::tempdir().unwrap();
+    let trace = other.path().join("trace").display().to_string();
+    let mut more = vec!["--sandbox", "on", "--iothread", "io0", "--trace", &trace];
+    let chroot = root.path().display().to_string();
+    if rustix::process::geteuid().is_root() {
+        more.extend(["--user", "65534:65534", "--chroot", &chroot]);
+    }
+    let mut served = Served::with(&["iothread=io0"], &more);
+    // Another user removes the sockets.
+    let open = std::fs::Permissions::from_mode(0o777);
+    std::fs::set_permissions(served.dir.path(), open).unwrap();
+    let pid = served.pid();
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    for line in ["NoNewPrivs:\t1", "CapEff:\t0000000000000000", "Seccomp:\t2"] {
+        assert!(status.contains(line), "{line}: {status}");
+    }
+    for _ in 0..2 {
+        let mut front = Front::ready(&served.socket(0));
+        front.works();
+        // An eventfd that may block is signalled in another way.
+        let blocking = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+        assert!(front.order(SET_VRING_CALL, &words(&[0]), &[blocking.as_raw_fd()]));
+        front.works();
+        let payload = [words(&[0, 0]), vec![1, 0, 128, 0, 0, 0, 0, 0]].concat();
+        assert!(front.send(GET_INFLIGHT_FD, 0, &payload, &[]));
+        assert!(
+            front.receive().unwrap().1.is_some(),
+            "no memory for the record"
+        );
+    }
+    let end = served.terminate();
+    assert_eq!(end.code(), Some(0), "{end:?}");
+    assert!(!served.socket(0).exists(), "the socket is left behind");
+    assert!(std::fs::metadata(&trace).unwrap().len() > 0);
 }
