@@ -2,7 +2,7 @@
 
 use clap::ValueEnum;
 
-use crate::matrix::Tool;
+use crate::matrix::{self, Run, Tool};
 
 /// A study. Words given besides replace its axes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -13,12 +13,33 @@ pub enum Preset {
     Iothreads,
     /// Linux AIO and io_uring, on an iothread and on the main loop, 4k at depth 1 and 64
     Engines,
+    /// Every polling rule under 15 loads: depth 1, 4, 16 and 32 with O_DIRECT reads and writes and a
+    /// warm file, think time, two disks of different speed, bursts
+    Policies,
 }
+
+/// The loads of [`Preset::Policies`].
+const LOADS: [&str; 5] = [
+    "direct=on rw=randread,randwrite iodepth=1,4,16,32",
+    "direct=off rw=randread iodepth=1,4,16,32",
+    "direct=on rw=randread iodepth=1 think-ns=50000",
+    "direct=on rw=randread iodepth=4 disks=2 mixed=on",
+    "direct=on rw=randread iodepth=4 think-ns=40000000 think-ios=400",
+];
+/// Its rules: what the others are read against comes first.
+const RULES: [&str; 4] = [
+    "poll-policy=per-handler,off,context",
+    "poll-policy=weighted poll-weight=2,3,4",
+    "poll-policy=always",
+    "poll-policy=auto poll-alpha=0.1,0.3,1",
+];
 
 impl Preset {
     /// Its words, the older rule first: that is the baseline.
     fn words(self, tool: Tool) -> Vec<&'static str> {
         let mut words = match self {
+            // Its loads are no product: see `runs`.
+            Preset::Policies => vec!["bs=8k"],
             Preset::Weights => vec![
                 "rw=randread",
                 "bs=8k",
@@ -51,6 +72,43 @@ impl Preset {
         words
     }
 
+    /// The runs of the preset, with what `given` sets in place of its own words.
+    ///
+    /// # Errors
+    /// `given` is no matrix.
+    pub fn runs(self, tool: Tool, given: &[String]) -> Result<Vec<Run>, matrix::Error> {
+        if self != Preset::Policies {
+            return matrix::parse(&self.matrix(tool, given), tool);
+        }
+        let mut runs = Vec::new();
+        for load in LOADS {
+            for rule in RULES {
+                let words = [load, rule].join(" ");
+                let own = given.iter().flat_map(|text| text.split_whitespace());
+                let own: Vec<&str> = own.filter_map(|word| word.split('=').next()).collect();
+                let kept = words.split_whitespace().filter(|word| {
+                    let name = word.split('=').next().unwrap_or_default();
+                    // fio's guest has no pauses and no mixture of disks.
+                    let known =
+                        tool != Tool::Fio || !["think-ns", "think-ios", "mixed"].contains(&name);
+                    known && !own.contains(&name)
+                });
+                let mut words = self.matrix(tool, given);
+                words.extend(kept.map(String::from));
+                for run in matrix::parse(&words, tool)? {
+                    if !runs.contains(&run) {
+                        runs.push(run);
+                    }
+                }
+            }
+        }
+        // All rules of a load one after the other: what else the machine does changes in between.
+        let loads: Vec<Run> = runs.iter().map(load_of).collect();
+        let place = |run: &Run| loads.iter().position(|load| *load == load_of(run));
+        runs.sort_by_key(place);
+        Ok(runs)
+    }
+
     /// The matrix: the preset's words without the axes that `given` sets, then `given`.
     pub fn matrix(self, tool: Tool, given: &[String]) -> Vec<String> {
         let axis = |word: &str| word.split('=').next().unwrap_or_default().to_string();
@@ -65,6 +123,18 @@ impl Preset {
             .map(String::from)
             .chain(given.iter().cloned())
             .collect()
+    }
+}
+
+/// The run without its rule.
+fn load_of(run: &Run) -> Run {
+    Run {
+        poll_policy: None,
+        poll_weight: None,
+        poll_alpha_milli: None,
+        poll_completions: None,
+        poll_max_ns: None,
+        ..run.clone()
     }
 }
 
@@ -100,6 +170,28 @@ mod tests {
         );
         assert_eq!(names(Preset::Iothreads, Tool::Guest, &[]).len(), 4 * 4 * 3);
         assert_eq!(names(Preset::Engines, Tool::Fio, &[]).len(), 2 * 2 * 2 * 2);
+    }
+
+    #[test]
+    fn every_rule_is_set_against_per_handler_under_every_load() {
+        for tool in [Tool::Guest, Tool::Vhost] {
+            let runs = Preset::Policies.runs(tool, &[]).expect("runs");
+            assert_eq!(runs.len(), 15 * 10);
+            let layout = Layout::of(&runs);
+            let all: Vec<&Run> = runs.iter().collect();
+            let baselines = layout.baselines(&all);
+            for (index, baseline) in baselines.into_iter().enumerate() {
+                assert_eq!(baseline, index / 10 * 10);
+                assert_eq!(layout.name(&runs[baseline]), "per-handler");
+            }
+            assert_eq!(layout.name(&runs[9]), "auto a1");
+        }
+        let given = ["poll-policy=auto poll-alpha=0.2 iodepth=1".to_string()];
+        let runs = Preset::Policies.runs(Tool::Guest, &given).expect("runs");
+        assert!(
+            runs.iter()
+                .all(|run| run.poll_alpha_milli == Some(200) && run.iodepth == 1)
+        );
     }
 
     #[test]

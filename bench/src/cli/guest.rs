@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::measure::{Defaults, Plan};
-use super::{Common, Error, Timing, axes_help};
+use super::{Common, Error, Timing, axes_help, rounds_of};
 use crate::guest::GuestBed;
 use crate::matrix::Tool;
 
@@ -47,18 +47,20 @@ pub(super) fn run(args: GuestArgs) -> Result<(), Error> {
             embedded.path().into()
         }
     };
+    let (rounds, warm_up) = rounds_of(args.common.preset);
+    let (ramp, runtime) = args.timing.of(args.common.preset);
     let defaults = Defaults {
         tool: Tool::Guest,
-        rounds: 5,
-        warm_up: 1,
+        rounds,
+        warm_up,
     };
     let plan = Plan::new(args.common, &defaults, |_| false)?;
     let mut bed = GuestBed {
         programs: plan.programs.clone(),
         image,
         disks: plan.disks.paths.clone(),
-        ramp: args.timing.ramp,
-        runtime: args.timing.runtime,
+        ramp,
+        runtime,
         patience: args.timing.patience,
     };
     plan.execute(&mut bed)

@@ -64,11 +64,11 @@ impl Plan {
                 results
             }
             None => {
-                let words = match common.preset {
-                    Some(preset) => preset.matrix(defaults.tool, &common.matrix),
-                    None => common.matrix.clone(),
+                let runs = match common.preset {
+                    Some(preset) => preset.runs(defaults.tool, &common.matrix),
+                    None => matrix::parse(&common.matrix, defaults.tool),
                 };
-                let mut runs = matrix::parse(&words, defaults.tool).map_err(|e| usage(&e))?;
+                let mut runs = runs.map_err(|e| usage(&e))?;
                 writes = adapt(&mut runs);
                 if common.peer == Some(Peer::Qemu) {
                     runs = beside(&runs, Vmm::Qemu);

@@ -16,6 +16,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::matrix::AXES;
+use crate::preset::Preset;
 use crate::vm::Programs;
 
 /// Measures how many I/Os a second a VMM's disks give, and what they cost in CPU.
@@ -114,7 +115,7 @@ pub struct Common {
 
     /// A published study as the matrix; words given besides replace its axes
     #[arg(long, value_name = "STUDY")]
-    preset: Option<crate::preset::Preset>,
+    preset: Option<Preset>,
 
     /// Measure every run on this VMM too, turn by turn, and compare with it
     #[arg(long, value_name = "VMM")]
@@ -168,17 +169,38 @@ pub struct Common {
 /// How long a turn takes, where the load is ours.
 #[derive(Clone, Debug, Args)]
 pub struct Timing {
-    /// Measured interval, such as 2s or 500ms
-    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = duration)]
-    runtime: std::time::Duration,
+    /// Measured interval, such as 2s or 500ms [default: 2s; 700ms with --preset policies]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    runtime: Option<std::time::Duration>,
 
-    /// Load before it
-    #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = duration)]
-    ramp: std::time::Duration,
+    /// Load before it [default: 500ms; 800ms with --preset policies]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    ramp: Option<std::time::Duration>,
 
     /// What any step may take beyond its duration
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     patience: std::time::Duration,
+}
+
+impl Timing {
+    /// The load before the measured interval, and that. A preset of many runs has short ones; the
+    /// load before it is as long as the rule `auto` takes to settle.
+    fn of(&self, preset: Option<Preset>) -> (std::time::Duration, std::time::Duration) {
+        let (ramp, runtime) = match preset {
+            Some(Preset::Policies) => (800, 700),
+            _ => (500, 2000),
+        };
+        let or = |given: Option<_>, ms| given.unwrap_or(std::time::Duration::from_millis(ms));
+        (or(self.ramp, ramp), or(self.runtime, runtime))
+    }
+}
+
+/// Rounds that count, and before, if nobody says how many.
+fn rounds_of(preset: Option<Preset>) -> (u16, usize) {
+    match preset {
+        Some(Preset::Policies) => (2, 0),
+        _ => (5, 1),
+    }
 }
 
 /// Where the programs are that are measured.

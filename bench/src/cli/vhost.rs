@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::measure::{Defaults, Plan};
-use super::{Common, Error, Timing, axes_help};
+use super::{Common, Error, Timing, axes_help, rounds_of};
 use crate::matrix::Tool;
 use crate::vhost::{self, VhostBed};
 
@@ -34,10 +34,12 @@ pub(super) fn run(args: VhostArgs) -> Result<(), Error> {
             common.peer = None;
         }
     }
+    let (rounds, warm_up) = rounds_of(common.preset);
+    let (ramp, runtime) = args.timing.of(common.preset);
     let defaults = Defaults {
         tool: Tool::Vhost,
-        rounds: 5,
-        warm_up: 1,
+        rounds,
+        warm_up,
     };
     let mut plan = Plan::new(common, &defaults, |_| false)?;
     if let Some(why) = skipped {
@@ -47,8 +49,8 @@ pub(super) fn run(args: VhostArgs) -> Result<(), Error> {
     let mut bed = VhostBed {
         programs: plan.programs.clone(),
         disks: plan.disks.paths.clone(),
-        ramp: args.timing.ramp,
-        runtime: args.timing.runtime,
+        ramp,
+        runtime,
         patience: args.timing.patience,
     };
     plan.execute(&mut bed)

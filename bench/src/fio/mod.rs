@@ -70,7 +70,7 @@ impl Bed for FioBed {
             .iter()
             .map(|run| match &self.job_file {
                 Some(file) => Job::File(file.text.clone()),
-                None => Job::Matrix((*run).clone()),
+                None => Job::Matrix(Box::new((*run).clone())),
             })
             .collect();
         let (machine, results) = self.machine(first, &jobs, &scratch)?;

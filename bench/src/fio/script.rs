@@ -38,7 +38,7 @@ pub struct Times {
 #[derive(Clone, Debug)]
 pub enum Job {
     /// From the matrix: fio runs somewhat longer than the interval.
-    Matrix(Run),
+    Matrix(Box<Run>),
     /// A file of the user's: the interval is all of it, but for the ramp.
     File(String),
 }

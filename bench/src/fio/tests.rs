@@ -109,7 +109,7 @@ fn a_job_file_of_a_run_has_a_section_for_each_disk() {
         Tool::Fio,
     );
     let run = run.expect("a matrix").remove(0);
-    let list = files(&[Job::Matrix(run)], 2, TIMES);
+    let list = files(&[Job::Matrix(Box::new(run))], 2, TIMES);
     let (name, text) = &list[1];
     let text = String::from_utf8_lossy(text);
     assert_eq!(name, "lab/job0.fio");
@@ -222,7 +222,7 @@ fn the_script_runs_real_fio_and_its_slots_are_read() {
         .expect("a matrix")
         .remove(0);
     let jobs = [
-        Job::Matrix(run),
+        Job::Matrix(Box::new(run)),
         Job::File("[a]\nrw=randread\nfilename=${DISK0}\nruntime=3\ntime_based\n".into()),
         Job::File("[a]\nrw=nonsense\nfilename=${DISK0}\n".into()),
     ];

@@ -128,6 +128,9 @@ impl GuestBed {
         }
         if let Some(think_ns) = run.think_ns {
             text += &format!(" thinktime={think_ns}ns");
+            if let Some(think_ios) = run.think_ios {
+                text += &format!(" thinktime_blocks={think_ios}");
+            }
         }
         text + &format!(
             " job={RAMP} runtime={}ns job={MEASURED} runtime={}ns {AFTER}",

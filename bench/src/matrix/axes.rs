@@ -192,6 +192,24 @@ pub static AXES: &[Axis] = &[
         short: |v| format!("think{v}"),
     },
     Axis {
+        name: "think-ios",
+        kind: Kind::Load,
+        tools: &[Tool::Guest, Tool::Vhost],
+        takes: "1 to 1000000 (requests between two pauses of think-ns)",
+        set: |run, v| whole(v, 1, 1_000_000).map(|n| run.think_ios = Some(n)),
+        get: |run| run.think_ios.map(|n| n.to_string()),
+        short: |v| format!("after{v}"),
+    },
+    Axis {
+        name: "mixed",
+        kind: Kind::Load,
+        tools: &[Tool::Guest, Tool::Vhost],
+        takes: "on or off (every second disk is read through the page cache)",
+        set: |run, v| pick(SWITCH, v).map(|x| run.mixed = x),
+        get: |run| run.mixed.then(|| "on".into()),
+        short: |v| format!("mixed-{v}"),
+    },
+    Axis {
         name: "disks",
         kind: Kind::Placement,
         tools: ALL,
@@ -290,6 +308,20 @@ pub static AXES: &[Axis] = &[
         set: |run, v| whole(v, 0, 63).map(|n| run.poll_weight = Some(n)),
         get: |run| run.poll_weight.map(|n| n.to_string()),
         short: |v| format!("w{v}"),
+    },
+    Axis {
+        name: "poll-alpha",
+        kind: Kind::Setting,
+        tools: ALL,
+        takes: "0 to 10, such as 0.3",
+        set: |run, v| {
+            let milli = iothread::alpha_milli(v).ok()?;
+            u32::try_from(milli)
+                .ok()
+                .map(|n| run.poll_alpha_milli = Some(n))
+        },
+        get: |run| run.poll_alpha_milli.map(|n| iothread::alpha_text(n.into())),
+        short: |v| format!("a{v}"),
     },
     Axis {
         name: "poll-max-ns",

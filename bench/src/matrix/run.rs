@@ -65,6 +65,13 @@ pub struct Run {
     /// Pause of the embedded guest between a completion and the next request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub think_ns: Option<u64>,
+    /// Requests between two of these pauses; one if not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub think_ios: Option<u32>,
+    /// Every second disk goes through the page cache, whatever `direct` says: disks of different
+    /// speed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub mixed: bool,
 
     /// Disks under load.
     pub disks: u32,
@@ -90,6 +97,9 @@ pub struct Run {
     /// The iothread's poll-weight.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub poll_weight: Option<u32>,
+    /// The iothread's poll-alpha in thousandths.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub poll_alpha_milli: Option<u32>,
     /// The iothread's poll-max-ns.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub poll_max_ns: Option<u64>,
@@ -120,6 +130,8 @@ impl Default for Run {
             ioengine: None,
             completion: None,
             think_ns: None,
+            think_ios: None,
+            mixed: false,
             disks: 1,
             iothreads: 1,
             queues: 1,
@@ -130,6 +142,7 @@ impl Default for Run {
             fixedbufs: None,
             poll_policy: None,
             poll_weight: None,
+            poll_alpha_milli: None,
             poll_max_ns: None,
             poll_grow: None,
             poll_shrink: None,
@@ -153,6 +166,9 @@ impl Run {
         }
         if self.engine != Engine::IoUring {
             self.fixedbufs = None;
+        }
+        if self.poll_policy.as_deref() != Some("auto") || self.iothreads == 0 {
+            self.poll_alpha_milli = None;
         }
         let policy = self.poll_policy.as_deref();
         if policy.is_some_and(|p| p != "weighted") {
@@ -178,6 +194,11 @@ impl Run {
             self.aio_max_batch = None;
             self.monitor = None;
         }
+    }
+
+    /// Whether the `index`-th disk is opened with O_DIRECT.
+    pub fn is_direct(&self, index: u32) -> bool {
+        self.direct && !(self.mixed && index % 2 == 1)
     }
 
     /// The same run on another VMM, for a comparison turn by turn.
@@ -219,6 +240,8 @@ pub struct Layout {
     iothreads: bool,
 }
 
+const DIRECT: &str = "direct";
+
 /// Axes of load and placement that every table has a column for.
 const COLUMNS: [&str; 5] = ["rw", "bs", "iodepth", "numjobs", "iothreads"];
 
@@ -251,7 +274,14 @@ impl Layout {
             .filter(|name| !COLUMNS.contains(name))
             .collect();
         let iothreads = varying(Kind::Placement).contains(&"iothreads");
-        let settings = varying(Kind::Setting);
+        let mut settings = varying(Kind::Setting);
+        // Polling rules are compared under O_DIRECT and under the page cache, not across.
+        let apart = settings.contains(&DIRECT) && settings.contains(&"poll-policy");
+        let mut further: Vec<&'static str> = further;
+        if apart {
+            settings.retain(|name| *name != DIRECT);
+            further.push(DIRECT);
+        }
         if settings.is_empty() {
             Layout {
                 named: varying(Kind::Placement),
@@ -262,7 +292,11 @@ impl Layout {
         } else {
             Layout {
                 named: settings,
-                fixed: names(&[Kind::Load, Kind::Placement]),
+                fixed: [
+                    names(&[Kind::Load, Kind::Placement]),
+                    apart.then_some(DIRECT).into_iter().collect(),
+                ]
+                .concat(),
                 further,
                 iothreads,
             }

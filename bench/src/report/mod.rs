@@ -5,6 +5,7 @@
 mod compare;
 mod csv;
 mod html;
+mod policies;
 mod reference;
 #[cfg(test)]
 mod tests;
@@ -12,7 +13,7 @@ pub(crate) mod text;
 
 use crate::matrix::{Layout, Run};
 use crate::record::{Measurement, Results, RunRecord};
-use crate::stats::{Difference, Summary, difference};
+use crate::stats::{Difference, Summary, difference, paired_ratio};
 
 pub use compare::compare;
 pub use csv::csv;
@@ -83,6 +84,17 @@ pub fn against_baseline(
         return None;
     }
     difference(&figure(&rows[row.baseline])?, &figure(row)?)
+}
+
+/// A row's figure over its baseline's, of each round's pair.
+pub fn paired(
+    rows: &[Row<'_>],
+    index: usize,
+    figure: fn(&Measurement) -> Option<f64>,
+) -> Option<Summary> {
+    let row = &rows[index];
+    let base = rows[row.baseline].record.series(figure);
+    paired_ratio(&base, &row.record.series(figure))
 }
 
 /// Polling windows of an iothread or a handler over all rounds.

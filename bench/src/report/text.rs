@@ -44,6 +44,7 @@ pub fn text(results: &Results) -> String {
             let _ = write!(out, "\n{part}");
         }
     }
+    out += &super::policies::tables(&rows);
     for (index, note) in notes(results, &rows).iter().enumerate() {
         let gap = if index == 0 { "\n" } else { "" };
         let _ = writeln!(out, "{gap}note: {note}");

@@ -232,10 +232,10 @@ fn csv_has_a_line_an_entry() {
     assert!(lines[0].starts_with("time_ns,thread,event,handler,"));
     // Settings and two names twice, a loss, and the iterations.
     assert_eq!(lines.len(), 1 + 3 + 10 * 6 + 3 + 1 + 5 * 5);
-    assert!(text.contains("\n1001000,IO io0,run_poll_handlers_begin,,,,0,-1,,,,,,,,\n"));
-    assert!(text.contains(",IO io0,poll_observe,,,,,,,,,500,77,disk0/0,,\n"));
-    assert!(text.contains(",IO io0,poll_grow,,,,,,,0,8000,,,,,\n"));
-    assert!(text.contains(",IO io0,lost,,,,,,,,,,,,,7\n"));
+    assert!(text.contains("\n1001000,IO io0,run_poll_handlers_begin,,,,0,-1,,,,,,,,,,,,,,,,,\n"));
+    assert!(text.contains(",IO io0,poll_observe,,,,,,,,,500,77,disk0/0,,,,,,,,,,,\n"));
+    assert!(text.contains(",IO io0,poll_grow,,,,,,,0,8000,,,,,,,,,,,,,,\n"));
+    assert!(text.contains(",IO io0,lost,,,,,,,,,,,,,,,,,,,,,,7\n"));
 }
 
 #[test]

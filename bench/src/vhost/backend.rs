@@ -66,7 +66,7 @@ fn pollux(program: &Path, run: &Run, disks: &[PathBuf], sockets: &[PathBuf]) -> 
             text(disk),
             run.queues,
             engine(run),
-            switch(run.direct)
+            switch(run.is_direct(index))
         ));
         command.arg("--socket").arg(socket);
     }
@@ -86,7 +86,7 @@ fn storage_daemon(program: &Path, run: &Run, disks: &[PathBuf], sockets: &[PathB
         command.arg("--blockdev").arg(format!(
             "driver=file,node-name=file{index},filename={},cache.direct={},aio={},read-only={read_only}",
             text(disk),
-            switch(run.direct),
+            switch(run.is_direct(index)),
             engine(run)
         ));
         command.arg("--blockdev").arg(format!(

@@ -42,6 +42,8 @@ pub(super) struct Shape {
     pub(super) threads: u32,
     pub(super) poll: bool,
     pub(super) think: Duration,
+    /// Requests between two pauses.
+    pub(super) think_ios: u64,
 }
 
 impl Shape {
@@ -54,6 +56,7 @@ impl Shape {
             threads: run.vcpus.min(run.queues * run.disks),
             poll: run.completion.as_deref() == Some("poll"),
             think: Duration::from_nanos(run.think_ns.unwrap_or(0)),
+            think_ios: run.think_ios.unwrap_or(1).into(),
         }
     }
 }
@@ -136,6 +139,8 @@ struct Lane {
     at: usize,
     free: Vec<u32>,
     begun: Vec<Instant>,
+    /// Requests completed since the last pause.
+    since_pause: u64,
     next: Offsets,
 }
 
@@ -310,6 +315,7 @@ fn connect(
             at: index * lane_bytes,
             free: (0..shape.depth).collect(),
             begun: vec![Instant::now(); shape.depth as usize],
+            since_pause: 0,
             next: Offsets {
                 random,
                 write_share,
@@ -471,8 +477,14 @@ impl Lane {
             self.free.push(slot);
         }
         let count = self.free.len() - before;
-        if count > 0 && !shape.think.is_zero() {
+        self.since_pause += count as u64;
+        if self.since_pause >= shape.think_ios && !shape.think.is_zero() {
+            self.since_pause = 0;
             let until = Instant::now() + shape.think;
+            // A long pause is an idle guest, a short one is a guest that works.
+            if shape.think > Duration::from_millis(1) {
+                std::thread::sleep(shape.think);
+            }
             while Instant::now() < until {
                 std::hint::spin_loop();
             }

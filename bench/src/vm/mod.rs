@@ -140,6 +140,11 @@ pub(crate) fn iothread_settings(run: &Run) -> Vec<(&'static str, String)> {
     [
         ("poll-policy", run.poll_policy.clone()),
         ("poll-weight", run.poll_weight.map(|v| v.to_string())),
+        (
+            "poll-alpha",
+            run.poll_alpha_milli
+                .map(|milli| iothread::alpha_text(milli.into())),
+        ),
         ("poll-max-ns", run.poll_max_ns.map(|v| v.to_string())),
         ("poll-grow", run.poll_grow.map(|v| v.to_string())),
         ("poll-shrink", run.poll_shrink.map(|v| v.to_string())),

@@ -42,7 +42,7 @@ pub(super) fn arguments(machine: &Machine, run: &Run) -> Vec<String> {
                 Engine::Native => "native",
                 Engine::Threads => "threads",
             };
-            let direct = if run.direct { "on" } else { "off" };
+            let direct = if run.is_direct(loaded) { "on" } else { "off" };
             text += &format!(",queues={},engine={engine},direct={direct}", run.queues);
             if let Some(fixedbufs) = run.fixedbufs {
                 text += if fixedbufs {

@@ -71,11 +71,12 @@ pub(super) fn arguments(programs: &Programs, machine: &Machine, run: &Run) -> Ve
         let node = format!("disk{index}");
         let is_device = std::fs::metadata(&disk.path)
             .is_ok_and(|m| std::os::unix::fs::FileTypeExt::is_block_device(&m.file_type()));
+        let is_direct = run.is_direct(loaded);
         let (direct, engine) = match (disk.loaded, run.engine) {
             (false, _) => (false, "threads"),
-            (true, Engine::IoUring) => (run.direct, "io_uring"),
-            (true, Engine::Native) => (run.direct, "native"),
-            (true, Engine::Threads) => (run.direct, "threads"),
+            (true, Engine::IoUring) => (is_direct, "io_uring"),
+            (true, Engine::Native) => (is_direct, "native"),
+            (true, Engine::Threads) => (is_direct, "threads"),
         };
         let blockdev = json!({
             "driver": if is_device { "host_device" } else { "file" },

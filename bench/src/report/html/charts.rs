@@ -3,6 +3,7 @@
 use super::svg::{COLOURS, Drawing, PLOT, Scale, short};
 use crate::cpu::Group;
 use crate::record::{Latency, Measurement};
+use crate::report::policies::Means;
 use crate::report::{Row, Windows, windows};
 use crate::stats::{Summary, pareto_front};
 
@@ -70,6 +71,51 @@ pub fn iops_against_cpu(
         drawing.mark(series.colour, cx, cy, &tip);
     }
     Some(drawing.finish())
+}
+
+/// Rules over all loads: IOPS against CPU an I/O, both in percent of the first rule's, with the Pareto
+/// front.
+pub fn rules(means: &[Means]) -> String {
+    let (left, top, right, bottom) = PLOT;
+    let points: Vec<(f64, f64)> = means
+        .iter()
+        .map(|one| (100.0 * one.iops, 100.0 * one.cpu))
+        .collect();
+    let range = |values: Vec<f64>| {
+        let low = values.iter().copied().fold(f64::INFINITY, f64::min);
+        (low, values.iter().copied().fold(0.0, f64::max))
+    };
+    let (y_low, y_high) = range(points.iter().map(|p| p.0).collect());
+    let (x_low, x_high) = range(points.iter().map(|p| p.1).collect());
+    let x = Scale::around(x_low, x_high, left, right);
+    let y = Scale::around(y_low, y_high, bottom, top);
+    let mut drawing = Drawing::plot("Polling rules over all loads: IOPS against CPU an I/O");
+    let first = means.first().map_or("", |one| one.name.as_str());
+    drawing.axes(
+        &x,
+        &y,
+        &format!("CPU an I/O without vCPUs, {first} = 100"),
+        &format!("IOPS, {first} = 100"),
+    );
+    let front: Vec<(f64, f64)> = pareto_front(&points)
+        .into_iter()
+        .map(|i| (x.at(points[i].1), y.at(points[i].0)))
+        .collect();
+    let mut steps = Vec::new();
+    for (index, point) in front.iter().enumerate() {
+        if index > 0 {
+            steps.push((point.0, front[index - 1].1));
+        }
+        steps.push(*point);
+    }
+    drawing.path("front", &steps);
+    for (number, (one, (iops, cpu))) in means.iter().zip(&points).enumerate() {
+        let (cx, cy) = (x.at(*cpu), y.at(*iops));
+        let tip = format!("{}: IOPS {iops:.1}, CPU an I/O {cpu:.1}", one.name);
+        drawing.mark(number, cx, cy, &tip);
+        drawing.text("name", cx + 8.0, cy - 6.0, &one.name);
+    }
+    drawing.finish()
 }
 
 /// Percentiles of latency on a logarithmic axis.

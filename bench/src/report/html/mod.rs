@@ -43,6 +43,16 @@ pub fn html(results: &Results) -> String {
         let _ = writeln!(page, "<div class=\"notes\"><ul>{items}</ul></div>");
     }
     let groups = groups(&rows);
+    let means = super::policies::means(&rows);
+    if !means.is_empty() {
+        let tables = super::policies::tables(&rows);
+        let _ = writeln!(
+            page,
+            "<h2>Polling rules over all loads</h2>\n{}<pre>{}</pre>",
+            charts::rules(&means),
+            escape(tables.trim())
+        );
+    }
     page += &summary(&rows, &groups);
     page += &table(results, &rows);
     page += &per_io(&rows);
