@@ -11,6 +11,7 @@ pub mod reset_flag;
 pub mod vcpu;
 
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use arch::acpi::{AcpiConfig, PowerRegisters, SerialPort};
@@ -48,16 +49,22 @@ pub struct Buses {
 
 /// The machine while it is put together.
 pub struct Machine {
-    kvm: Kvm,
+    kvm: Arc<Kvm>,
     cpus: u8,
     cpuid: Cpuid,
-    /// Once the kernel is loaded.
-    loaded: Option<(Plan, arch::Boot)>,
+    loaded: Option<Loaded>,
+}
+
+/// What there is once the kernel is loaded.
+struct Loaded {
+    plan: Plan,
+    boot: arch::Boot,
+    vm: JoinHandle<Result<VmFd, Error>>,
 }
 
 impl Hypervisor for Machine {
     fn open(config: &Config) -> Result<Self, Error> {
-        let kvm = kvm::open()?;
+        let kvm = Arc::new(kvm::open()?);
         arch::vm::check_capabilities(&kvm)?;
         let cpus = arch::vm::check_cpu_count(&kvm, config.cpus as usize)?;
         let cpuid = Cpuid::new(&kvm, &config.cpu, cpus)?;
@@ -84,26 +91,35 @@ impl Hypervisor for Machine {
         files: &BootFiles,
         memory: &GuestMemory,
     ) -> Result<String, Error> {
+        // The kernel waits for grace periods of RCU when a VM gets its timer and its memory: for milliseconds, in
+        // which there is enough else to do.
+        let vm = {
+            let (kvm, memory) = (self.kvm.clone(), memory.clone());
+            std::thread::Builder::new()
+                .name("vm".to_owned())
+                .spawn(move || create_vm(&kvm, &memory))
+                .map_err(Error::system("starting a thread"))?
+        };
         reset_flag::arm(memory)?;
         let plan = Plan::new(config).map_err(AttachError::from)?;
         let boot = load(config, self.cpus, &plan, files, memory)?;
         let line = boot.to_string();
-        self.loaded = Some((plan, boot));
+        self.loaded = Some(Loaded { plan, boot, vm });
         Ok(line)
     }
 
     fn assemble(self, parts: Parts<'_>) -> Result<Hardware, Error> {
-        let (plan, boot) = self.loaded.ok_or(Error::NotLoaded)?;
+        let Loaded { plan, boot, vm } = self.loaded.ok_or(Error::NotLoaded)?;
         let Parts {
             config,
             blocks,
             memory,
             lifecycle,
         } = parts;
-        let vm = kvm::create_vm(&self.kvm).map_err(Error::ioctl("KVM_CREATE_VM"))?;
+        let vm = vm
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         let vm = Arc::new(vm);
-        arch::vm::setup_vm(&vm)?;
-        kvm::register(&vm, memory)?;
         let vcpus = (0..self.cpus)
             .map(|index| create_vcpu(&vm, index, &self.cpuid, memory, &boot))
             .collect::<Result<Vec<_>, _>>()?;
@@ -204,6 +220,14 @@ fn cmdline(config: &Config, slots: &[Slot]) -> String {
         config.cmdline
     );
     cmdline.trim_end().to_owned()
+}
+
+/// A VM with its interrupt controllers, its timer and its memory.
+fn create_vm(kvm: &Kvm, memory: &GuestMemory) -> Result<VmFd, Error> {
+    let vm = kvm::create_vm(kvm).map_err(Error::ioctl("KVM_CREATE_VM"))?;
+    arch::vm::setup_vm(&vm)?;
+    kvm::register(&vm, memory)?;
+    Ok(vm)
 }
 
 fn create_vcpu(
