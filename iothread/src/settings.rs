@@ -15,7 +15,7 @@ pub const POLL_SHRINK: i64 = 2;
 pub const POLL_WEIGHT: i64 = 3;
 
 /// Default of `poll-alpha`, in thousandths.
-pub const POLL_ALPHA_MILLI: i64 = 300;
+pub const POLL_ALPHA_MILLI: i64 = 100;
 /// The largest `poll-alpha`, in thousandths.
 pub const POLL_ALPHA_MAX_MILLI: i64 = 10_000;
 

@@ -150,7 +150,7 @@ mod tests {
             ".SH \"KEYS OF --iothread\"\n",
             ".TP\n\\fBpoll-max-ns\\fR=\nLongest time to poll before blocking, in nanoseconds; 0 turns polling off. [default: 32768]\n",
             "One of weighted, per-handler, context, off, always, auto. [default: weighted]\n",
-            "[default: 0.3]",
+            "[default: 0.1]",
             ".SH \"KEYS OF --disk\"\n",
             "\\fBreadonly\\fR=\nThe guest may not write. [default: off]\n",
             ".SH EXAMPLES\n",

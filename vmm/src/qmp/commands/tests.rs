@@ -157,7 +157,7 @@ fn settings_of_iothreads_are_read_and_changed() {
     let list = get(&monitor, "query-iothreads", json!({}));
     assert_eq!(list[1]["poll-shrink"], json!(9));
     // This one has decimals.
-    assert_eq!(setting(&monitor, "io1", "poll-alpha"), json!(0.3));
+    assert_eq!(setting(&monitor, "io1", "poll-alpha"), json!(0.1));
     for value in [json!(0), json!(0.25), json!(1.0), json!(10)] {
         set(&monitor, "io1", "poll-alpha", value.clone()).unwrap();
         let read = setting(&monitor, "io1", "poll-alpha");
