@@ -128,18 +128,21 @@ impl FioBed {
             serial: "pollux-root".into(),
             readonly: true,
             loaded: false,
+            idle: None,
         }];
         disks.push(Disk {
             path: results_path,
             serial: script::RESULTS_SERIAL.into(),
             readonly: false,
             loaded: false,
+            idle: None,
         });
         disks.extend((0..run.disks).zip(&self.disks).map(|(index, path)| Disk {
             path: path.clone(),
             serial: script::serial(index),
             readonly: false,
             loaded: true,
+            idle: None,
         }));
         let machine = Machine {
             kernel: self.kernel.clone(),

@@ -143,6 +143,7 @@ impl Plan {
             serial: format!("pollux-load{index}"),
             readonly: false,
             loaded: true,
+            idle: None,
         });
         Machine {
             kernel,

@@ -8,11 +8,11 @@ mod line;
 #[cfg(test)]
 mod tests;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::cpu::{Process, Usage};
-use crate::matrix::{Run, axis};
+use crate::matrix::{Run, Vmm, axis};
 use crate::record::{Latency, Measurement};
 use crate::runner::{Bed, Failure, Stop, scratch};
 use crate::vm::{Disk, Machine, Programs, Qmp, Vm};
@@ -61,9 +61,21 @@ impl Bed for GuestBed {
 
 impl GuestBed {
     fn measure(&self, run: &Run, stop: &Stop) -> Result<Measurement, Failure> {
-        let machine = self.machine(run);
         let scratch = scratch()?;
-        let mut command = self.programs.command(&machine, run);
+        let mut machine = self.machine(run);
+        add_idle_disks(&mut machine, run, scratch.path())?;
+        let mut command = match run.idle_disks {
+            0 => self.programs.command(&machine, run),
+            // One for the driver of those, which halts.
+            _ => {
+                let vcpus = run.vcpus + 1;
+                let run = Run {
+                    vcpus,
+                    ..run.clone()
+                };
+                self.programs.command(&machine, &run)
+            }
+        };
         let socket = self
             .programs
             .offer_counters(&mut command, run, scratch.path());
@@ -100,6 +112,7 @@ impl GuestBed {
             serial: format!("pollux-load{index}"),
             readonly: false,
             loaded: true,
+            idle: None,
         });
         Machine {
             kernel: self.image.clone(),
@@ -132,10 +145,23 @@ impl GuestBed {
                 text += &format!(" thinktime_blocks={think_ios}");
             }
         }
+        let [ramp, runtime] = [self.ramp, self.runtime].map(|time| time.as_nanos());
+        if run.idle_disks == 0 {
+            return text
+                + &format!(
+                    " job={RAMP} runtime={ramp}ns job={MEASURED} runtime={runtime}ns {AFTER}"
+                );
+        }
+        // The guest finds those on MMIO first. Each has had its driver and a request.
+        let (loaded, last) = (run.idle_disks.saturating_sub(PCI_ROOM), run.idle_disks);
+        let idle = match loaded {
+            0 => format!("1-{last}"),
+            first => format!("0-{},{}-{last}", first - 1, first + 1),
+        };
+        let beside = format!("disk={idle} rw=randread ios={last} iodepth=1");
         text + &format!(
-            " job={RAMP} runtime={}ns job={MEASURED} runtime={}ns {AFTER}",
-            self.ramp.as_nanos(),
-            self.runtime.as_nanos()
+            " job={RAMP} disk={loaded} runtime={ramp}ns and=idle0 {beside} \
+             job={MEASURED} disk={loaded} runtime={runtime}ns and=idle1 {beside} {AFTER}"
         )
     }
 
@@ -164,6 +190,33 @@ impl GuestBed {
             }
         )))
     }
+}
+
+/// Idle disks that fit on the PCI bus beside a loaded one.
+const PCI_ROOM: u32 = 247;
+
+/// Adds the run's idle disks, all on one image.
+fn add_idle_disks(machine: &mut Machine, run: &Run, scratch: &Path) -> Result<(), Failure> {
+    if run.idle_disks == 0 {
+        return Ok(());
+    }
+    if run.disks != 1 || run.iothreads == 0 || run.vmm != Vmm::Pollux {
+        let text = "idle-disks takes vmm=pollux, disks=1 and an iothread";
+        return Err(Failure::Run(text.into()));
+    }
+    let path = scratch.join("idle");
+    std::fs::File::create(&path)
+        .and_then(|file| file.set_len(1 << 20))
+        .map_err(|error| Failure::Run(format!("{}: {error}", path.display())))?;
+    let transport = |index| if index < PCI_ROOM { "pci" } else { "mmio" };
+    machine.disks.extend((0..run.idle_disks).map(|index| Disk {
+        path: path.clone(),
+        serial: format!("pollux-idle{index}"),
+        readonly: true,
+        loaded: false,
+        idle: Some(transport(index)),
+    }));
+    Ok(())
 }
 
 fn measurement(job: &JobLine, cpu: Usage) -> Measurement {

@@ -82,6 +82,31 @@ fn the_guest_is_told_the_run_in_its_words() {
     assert!(machine.disks.iter().all(|d| d.loaded && !d.readonly));
 }
 
+#[test]
+fn idle_disks_have_a_driver_beside_the_loaded_one() {
+    let place = tempfile::tempdir().expect("a directory");
+    // Where the guest finds the loaded disk, which is the first on the PCI bus.
+    for (count, loaded, idle) in [(3, 0, "1-3"), (247, 0, "1-247"), (255, 8, "0-7,9-255")] {
+        let run = run_of(&format!("idle-disks={count}"));
+        let text = bed().cmdline(&run);
+        let job = format!(
+            "job=measured disk={loaded} runtime=500000000ns \
+             and=idle1 disk={idle} rw=randread ios={count} iodepth=1"
+        );
+        assert!(text.contains(&job), "{text}");
+        let mut machine = bed().machine(&run);
+        add_idle_disks(&mut machine, &run, place.path()).expect("they can be");
+        assert_eq!(machine.disks.len(), 1 + count);
+        let mmio = machine.disks.iter().filter(|d| d.idle == Some("mmio"));
+        assert_eq!(mmio.count(), loaded);
+    }
+    for wrong in ["disks=2", "iothreads=0", "vmm=qemu"] {
+        let run = run_of(&format!("idle-disks=1 {wrong}"));
+        let mut machine = bed().machine(&run);
+        assert!(add_idle_disks(&mut machine, &run, place.path()).is_err());
+    }
+}
+
 /// QEMU's microvm boots the embedded guest on this machine's KVM, and both are measured for real.
 #[test]
 fn qemu_runs_the_guest_and_is_measured() {

@@ -219,6 +219,15 @@ pub static AXES: &[Axis] = &[
         short: |v| format!("{v} disks"),
     },
     Axis {
+        name: "idle-disks",
+        kind: Kind::Placement,
+        tools: &[Tool::Guest],
+        takes: "0 to 255 beside one loaded disk (pollux)",
+        set: |run, v| whole(v, 0, 255).map(|n| run.idle_disks = n),
+        get: |run| Some(run.idle_disks.to_string()),
+        short: |v| format!("{v} idle"),
+    },
+    Axis {
         name: "iothreads",
         kind: Kind::Placement,
         tools: ALL,

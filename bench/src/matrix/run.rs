@@ -75,6 +75,9 @@ pub struct Run {
 
     /// Disks under load.
     pub disks: u32,
+    /// Disks beside them that the driver has and does not use.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub idle_disks: u32,
     /// Iothreads; 0 is the main loop.
     pub iothreads: u32,
     /// Virtqueues of each disk.
@@ -120,6 +123,10 @@ pub struct Run {
     pub monitor: Option<String>,
 }
 
+fn is_zero(number: &u32) -> bool {
+    *number == 0
+}
+
 impl Default for Run {
     fn default() -> Self {
         Run {
@@ -133,6 +140,7 @@ impl Default for Run {
             think_ios: None,
             mixed: false,
             disks: 1,
+            idle_disks: 0,
             iothreads: 1,
             queues: 1,
             vcpus: 1,

@@ -41,6 +41,8 @@ pub struct Disk {
     pub readonly: bool,
     /// Whether it bears the load: on an iothread, with the run's queues, engine and O_DIRECT.
     pub loaded: bool,
+    /// Whether it is idle on the first iothread, and then on which transport.
+    pub idle: Option<&'static str>,
 }
 
 /// The machine.

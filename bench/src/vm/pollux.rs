@@ -54,6 +54,9 @@ pub(super) fn arguments(machine: &Machine, run: &Run) -> Vec<String> {
             loaded += 1;
         } else {
             text += ",direct=off";
+            if let Some(transport) = disk.idle {
+                text += &format!(",iothread=io0,transport={transport}");
+            }
         }
         list.extend(["--disk".into(), text]);
     }

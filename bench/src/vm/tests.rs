@@ -22,12 +22,14 @@ fn machine(disks: u32) -> Machine {
         serial: "root".into(),
         readonly: true,
         loaded: false,
+        idle: None,
     }];
     list.extend((0..disks).map(|i| Disk {
         path: format!("d{i}.img").into(),
         serial: format!("bench{i}"),
         readonly: false,
         loaded: true,
+        idle: None,
     }));
     Machine {
         kernel: "k".into(),
