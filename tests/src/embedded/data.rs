@@ -31,6 +31,7 @@ pub const TESTS: &[Test] = &[
     Test::new("data_many_segments_at_once", many_segments_at_once),
     Test::new("data_memory_above_4_gib", memory_above_4_gib),
     Test::new("data_on_pci", on_pci_all_at_once).needs_pci(),
+    Test::new("data_on_many_disks", on_many_disks),
     Test::new("size_no_multiple_of_512", size_no_multiple_of_512),
     Test::new("size_one_sector", size_one_sector),
     Test::new("size_no_multiple_of_4096", size_no_multiple_of_4096),
@@ -133,6 +134,25 @@ fn engine(bench: &Bench, engine: &str) {
         let options = format!("iothread=io0,engine={engine},direct={direct},cache={cache}");
         random(vm, &image, &options);
     }
+}
+
+/// More disks than the soft limit of descriptors has room for: it is raised.
+fn on_many_disks(bench: &Bench) {
+    let directory = bench.directory();
+    let images: Vec<_> = (0..60)
+        .map(|i| Image::new(&directory, &format!("disk{i}"), 64 << 10))
+        .collect();
+    let jobs = "job=write rw=write bs=16k verify=gen:3 job=read rw=verify bs=16k verify=gen:3";
+    let vm = Vm::new(bench, jobs)
+        .under(&["prlimit", "--nofile=64:4096"])
+        .iothread("id=io0");
+    let vm = images
+        .iter()
+        .fold(vm, |vm, image| vm.disk(image, "iothread=io0"));
+    let mut vm = vm.start();
+    vm.good_job("write");
+    assert_eq!(vm.good_job("read")["verified_sectors"], 60 * 128);
+    vm.good_end();
 }
 
 /// MiB of the process' memory that are pinned, once there are some: the disks are in use then.

@@ -42,7 +42,7 @@ use crate::sandbox;
 use crate::seccomp::{self, Filters};
 use crate::vm::lifecycle::{Lifecycle, Outcome};
 use crate::vm::signals::{Request, Signals};
-use crate::vm::{Error, builder, disks, iothreads, memory as ram, statistics};
+use crate::vm::{Error, builder, disks, iothreads, limits, statistics};
 
 /// Descriptors of a ring that front ends use if not told otherwise; a disk announces as many segments for a
 /// request as such a ring takes.
@@ -160,12 +160,12 @@ pub fn run(options: &Options) -> Result<ExitCode, Error> {
     let signals = Signals::take().map_err(Error::system("signals"))?;
     let filters = Filters::new(config.seccomp);
     call::prepare().map_err(Error::system("/proc/self/fd"))?;
+    limits::raise(&config);
     let switch = sandbox::enter(&config, &options.socket)?;
     let listener = match &config.qmp {
         Some(socket) => Some(Listener::bind(&socket.0)?),
         None => None,
     };
-    ram::allow_locking(&config);
     let lifecycle = Arc::new(Lifecycle::new().map_err(Error::system("eventfd"))?);
     let context = iothreads::main_context()?;
     let iothreads = iothreads::start_all(&config, &lifecycle)?;

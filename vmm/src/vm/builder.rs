@@ -17,7 +17,7 @@ use super::hypervisor::{BootFiles, Hypervisor as _, Parts};
 use super::lifecycle::Lifecycle;
 use super::signals::Signals;
 use super::vcpu::{Machine, Vcpus};
-use super::{Vm, iothreads, platform};
+use super::{Vm, iothreads, limits, platform};
 use crate::config::{self, Config};
 use crate::metrics::Writer;
 use crate::qmp::{self, Listener, Monitor, Server, event};
@@ -29,7 +29,7 @@ use crate::trace::Tracer;
 pub fn build(config: &Config) -> Result<Vm, Error> {
     let signals = Signals::take().map_err(Error::system("signals"))?;
     let filters = Filters::new(config.seccomp);
-    super::memory::allow_locking(config);
+    limits::raise(config);
     let switch = sandbox::enter(config, &[])?;
     let mut machine = platform::Machine::open(config)?;
     let files = open_boot_files(config)?;

@@ -4,11 +4,10 @@ use std::fs::File;
 use std::os::fd::AsFd;
 
 use rustix::fs::MemfdFlags;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use vm_memory::mmap::{MmapRegionBuilder, MmapRegionError};
 use vm_memory::{FileOffset, GuestAddress, GuestRegionMmap};
 
-use crate::config::{Config, HugePages, Memory, Size};
+use crate::config::{HugePages, Memory, Size};
 
 /// Guest RAM as the devices see it.
 pub type GuestMemory = vm_memory::GuestMemoryMmap<()>;
@@ -93,28 +92,6 @@ pub fn map(memory: &Memory, regions: &[(GuestAddress, usize)]) -> Result<GuestMe
         offset += *len as u64;
     }
     Ok(GuestMemory::from_regions(mapped)?)
-}
-
-/// Registered buffers count against RLIMIT_MEMLOCK, for those who lack CAP_IPC_LOCK: if a disk of `config` is to have
-/// them, the limit becomes as high as this process may set it. To be called while it has its capabilities.
-pub fn allow_locking(config: &Config) {
-    if !config.disk.iter().any(|disk| disk.fixedbufs == Some(true)) {
-        return;
-    }
-    let none = Rlimit {
-        current: None,
-        maximum: None,
-    };
-    if setrlimit(Resource::Memlock, none).is_err() {
-        let maximum = getrlimit(Resource::Memlock).maximum;
-        let most = Rlimit {
-            current: maximum,
-            maximum,
-        };
-        if let Err(error) = setrlimit(Resource::Memlock, most) {
-            tracing::debug!(%error, "RLIMIT_MEMLOCK stays as it is");
-        }
-    }
 }
 
 fn map_region(

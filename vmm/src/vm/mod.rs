@@ -10,6 +10,7 @@ pub mod hypervisor;
 pub mod iothreads;
 pub mod kvm;
 pub mod lifecycle;
+pub mod limits;
 pub mod main_loop;
 pub mod memory;
 pub mod signals;
