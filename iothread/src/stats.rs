@@ -221,10 +221,25 @@ impl LoopCounters {
 
     /// Any thread: the window, and its histogram up to now.
     fn read_window(&self) -> (u64, Histogram) {
-        let (window_ns, more, mut histogram) = self.window.read(|| {
-            let more = self.iterations.get().saturating_sub(self.window_from.get());
-            (self.window_ns.get(), more, self.window_histogram.read())
-        });
+        // Short, so that a loop whose window changes all the time cannot keep a reader from ending;
+        // the histogram takes longer to read than such a window lasts.
+        let current = || {
+            self.window.read(|| {
+                let more = self.iterations.get().saturating_sub(self.window_from.get());
+                (self.window_ns.get(), self.window_from.get(), more)
+            })
+        };
+        let mut left = 8;
+        let (window_ns, more, mut histogram) = loop {
+            let (_, before, _) = current();
+            let histogram = self.window_histogram.read();
+            let (window_ns, from, more) = current();
+            left -= 1;
+            // In the end what lacks are the iterations since the histogram was read.
+            if from == before || left == 0 {
+                break (window_ns, more, histogram);
+            }
+        };
         if window_ns == WINDOW_OFF {
             return (0, histogram);
         }
@@ -649,6 +664,30 @@ mod tests {
         counters.set_window(Some(4096));
         counters.iterations.add(1);
         expect(&[(0, 3), (4096, 3)], 4096);
+    }
+
+    /// A reader ends although the window changes all the time. Fails if it waits for a window that
+    /// lasts as long as reading the histogram.
+    #[test]
+    fn a_window_that_never_rests_does_not_hold_its_reader() {
+        let counters = LoopCounters::new();
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut window_ns = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    counters.iterations.add(1);
+                    window_ns = (window_ns + 1) % 1000;
+                    counters.set_window(Some(window_ns));
+                }
+            });
+            for _ in 0..200 {
+                let (window_ns, histogram) = counters.read_window();
+                assert!(window_ns < 1000);
+                assert!(histogram.count() <= counters.iterations.get());
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
     }
 
     #[test]
