@@ -666,8 +666,7 @@ mod tests {
         expect(&[(0, 3), (4096, 3)], 4096);
     }
 
-    /// A reader ends although the window changes all the time. Fails if it waits for a window that
-    /// lasts as long as reading the histogram.
+    /// A reader ends although the window changes all the time.
     #[test]
     fn a_window_that_never_rests_does_not_hold_its_reader() {
         let counters = LoopCounters::new();
