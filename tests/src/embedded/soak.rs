@@ -146,7 +146,7 @@ fn soak(bench: &Bench) {
         for _ in 0..10 {
             soak.step();
         }
-        let size = Size::of(vm.id());
+        let size = Size::settled(vm.id(), first.as_ref());
         let quarter = (begin.elapsed().as_secs_f64() / duration.as_secs_f64() * 4.0) as usize;
         let largest = &mut resident[quarter.min(3)];
         *largest = size.resident_bytes.max(*largest);
@@ -211,6 +211,19 @@ impl Size {
             threads: names
                 .filter(|name| !pools.iter().any(|pool| name.starts_with(pool)))
                 .count(),
+        }
+    }
+
+    /// As [`Size::of`], when threads that are ending have gone and new ones of the pools have their names.
+    fn settled(process: u32, first: Option<&Size>) -> Size {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        loop {
+            let size = Size::of(process);
+            if first.is_none_or(|first| size.threads == first.threads) || Instant::now() > deadline
+            {
+                return size;
+            }
+            thread::sleep(Duration::from_millis(5));
         }
     }
 
