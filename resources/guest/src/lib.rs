@@ -3,10 +3,11 @@
 //!
 //! The image is built from `guest/` by this package's build script; `guest/options.rs` describes the
 //! command line. [`pattern`] is what it writes when told to verify, for those who look at a disk from
-//! outside.
+//! outside; [`pvh`] makes even smaller guests for tests.
 
 mod bzimage;
 pub mod pattern;
+pub mod pvh;
 
 #[cfg(has_guest)]
 static ELF: Option<&[u8]> = Some(include_bytes!(env!("GUEST_ELF")));

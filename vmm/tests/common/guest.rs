@@ -2,10 +2,8 @@
 //!
 //! They run everywhere KVM does, also where guest kernel code is interpreted.
 
-/// Where the program is loaded and entered.
-const BASE: u32 = 0x10_0000;
-/// Type of the PVH entry note (XEN_ELFNOTE_PHYS32_ENTRY).
-const NOTE_PHYS32_ENTRY: u32 = 18;
+use guest_image::pvh::BASE;
+pub use guest_image::pvh::elf;
 
 const SERIAL: u16 = 0x3f8;
 const LINE_STATUS: u16 = SERIAL + 5;
@@ -119,47 +117,4 @@ impl Program {
             .code(&[0x3c, b'q', 0x75, 0xed]) // cmp al, 'q'; jne again
             .power_off()
     }
-}
-
-/// An ELF file with `program` at its PVH entry.
-pub fn elf(program: &[u8]) -> Vec<u8> {
-    const HEADER: u64 = 64;
-    const PROGRAM_HEADER: u64 = 56;
-    let note_at = HEADER + 2 * PROGRAM_HEADER;
-    let mut note = Vec::new();
-    for word in [4, 4, NOTE_PHYS32_ENTRY] {
-        note.extend_from_slice(&u32::to_le_bytes(word));
-    }
-    note.extend_from_slice(b"Xen\0");
-    note.extend_from_slice(&BASE.to_le_bytes());
-    let code_at = note_at + note.len() as u64;
-
-    let mut file = vec![0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-    let half = |file: &mut Vec<u8>, value: u16| file.extend_from_slice(&value.to_le_bytes());
-    let word = |file: &mut Vec<u8>, value: u32| file.extend_from_slice(&value.to_le_bytes());
-    let long = |file: &mut Vec<u8>, value: u64| file.extend_from_slice(&value.to_le_bytes());
-    half(&mut file, 2); // ET_EXEC
-    half(&mut file, 62); // EM_X86_64
-    word(&mut file, 1);
-    long(&mut file, BASE.into());
-    long(&mut file, HEADER);
-    long(&mut file, 0);
-    word(&mut file, 0);
-    for value in [HEADER as u16, PROGRAM_HEADER as u16, 2, 64, 0, 0] {
-        half(&mut file, value);
-    }
-    let segments = [
-        (1, code_at, u64::from(BASE), program.len() as u64), // PT_LOAD
-        (4, note_at, 0, note.len() as u64),                  // PT_NOTE
-    ];
-    for (kind, offset, address, size) in segments {
-        word(&mut file, kind);
-        word(&mut file, 7);
-        for value in [offset, address, address, size, size, 4] {
-            long(&mut file, value);
-        }
-    }
-    file.extend_from_slice(&note);
-    file.extend_from_slice(program);
-    file
 }
