@@ -25,7 +25,14 @@ pub(in super::super) struct IoUring {
     slot: Option<u32>,
     fixed: Option<FixedBuffers>,
     completer: CompleterId,
+    inline: bool,
 }
+
+/// Most operations of one enter where it copies from the page cache: the driver goes on with the
+/// first of 32 while the others are copied, on a processor of its own. Measured over vhost-user with
+/// 8 KiB at depth 32, against no such limit: 16 gives 1.54 times the IOPS to a driver that waits for
+/// interrupts (8: 1.30) and 1.20 times to one that polls (8: 1.10).
+const INLINE_BATCH: u32 = 16;
 
 #[cfg(test)]
 thread_local! {
@@ -48,12 +55,13 @@ enum Place {
 
 impl IoUring {
     /// An engine for `fd` whose completions go to `completer`, and whose buffers may be `fixed`.
-    /// The context must have a ring.
+    /// Operations are carried out `inline` if the file is read through the page cache. The context must have a ring.
     pub(super) fn new(
         ctx: &Context,
         fd: RawFd,
         completer: CompleterId,
         fixed: Option<FixedBuffers>,
+        inline: bool,
     ) -> IoUring {
         IoUring {
             fd,
@@ -64,6 +72,7 @@ impl IoUring {
                 .ok(),
             fixed,
             completer,
+            inline,
         }
     }
 
@@ -148,6 +157,10 @@ impl Engine for IoUring {
         // SAFETY: the caller keeps what the operation points to; the file is open as long as the
         // disk is, which outlives its requests.
         unsafe { ctx.add_sqe(entry, self.completer, token) };
+    }
+
+    fn batch(&self) -> Option<u32> {
+        self.inline.then_some(INLINE_BATCH)
     }
 
     fn detach(&mut self, ctx: &Context) {

@@ -80,6 +80,11 @@ pub(super) trait Engine {
         None
     }
 
+    /// Most operations to be submitted before completions are looked for, if that matters.
+    fn batch(&self) -> Option<u32> {
+        None
+    }
+
     /// Whether completions can be reaped, seen without a system call.
     fn has_completions(&self) -> bool {
         false
@@ -110,7 +115,8 @@ pub(super) unsafe fn make(
     let ring = || {
         // SAFETY: the caller's promise; `detach` ends the registration.
         let fixed = unsafe { fixed_buffers(ctx, disk, mem) };
-        Box::new(IoUring::new(ctx, fd, completer, fixed))
+        let inline = !disk.image.direct();
+        Box::new(IoUring::new(ctx, fd, completer, fixed, inline))
     };
     let threads = || match Threads::new(fd) {
         Ok(engine) => Ok(Box::new(engine)),

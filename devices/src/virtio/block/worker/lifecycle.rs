@@ -100,6 +100,9 @@ pub(in super::super) fn attach(ctx: &Context, setup: Setup) -> Result<u64, (Stri
         }
     };
     let event_fd = engine.event_fd();
+    // A driver that makes chains available as fast as they are answered must not keep the thread from
+    // its other disks.
+    let batch = engine.batch();
     let id = NEXT.fetch_add(1, Ordering::Relaxed);
     let parked = parked
         .iter()
@@ -117,6 +120,8 @@ pub(in super::super) fn attach(ctx: &Context, setup: Setup) -> Result<u64, (Stri
         completer: Cell::new(Some(completer)),
         kick_handler: Cell::new(None),
         engine_handlers: RefCell::default(),
+        again: RefCell::default(),
+        batch: batch.unwrap_or(u32::from(size) * 2),
         polling: Cell::new(false),
         dropping: Cell::new(false),
         state: RefCell::new(State {
@@ -157,7 +162,11 @@ pub(in super::super) fn resume(ctx: &Context, id: u64) {
 /// done too: their kick may not have been seen yet, and they would begin after the wait.
 pub(in super::super) fn drain(ctx: &Context, id: u64) {
     with_worker(id, |worker| {
-        worker.kicked(ctx);
+        // What is available now, not what a driver goes on to make available.
+        let size = u32::from(worker.state.borrow().queue.size());
+        for _ in 0..size.div_ceil(worker.batch) {
+            worker.kicked(ctx);
+        }
         worker.drain(ctx);
     });
 }
@@ -168,6 +177,12 @@ impl Worker {
         if let Some(fd) = event_fd {
             self.register_engine(ctx, fd, false)?;
         }
+        let weak = self.this.clone();
+        *self.again.borrow_mut() = Some(ctx.bottom_half(move |ctx| {
+            if let Some(worker) = weak.upgrade() {
+                worker.kicked(ctx);
+            }
+        }));
         let name = format!("{}/{}", self.disk.config.id, self.index);
         let handler = ctx
             .add_eventfd(&name, self.notify.as_raw_fd(), Polling::Polled, this)
@@ -213,6 +228,7 @@ impl Worker {
             ctx.remove_handler(handler);
         }
         self.polling.set(false);
+        self.again.take();
         if forget {
             self.dropping.set(true);
         } else {

@@ -14,7 +14,7 @@ use std::rc::Weak;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use iothread::{Completer, CompleterId, Context, EventHandler, HandlerId, Remote};
+use iothread::{BottomHalf, Completer, CompleterId, Context, EventHandler, HandlerId, Remote};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::buffer::AlignedBuffer;
@@ -73,6 +73,10 @@ pub(super) struct Worker {
     completer: Cell<Option<CompleterId>>,
     kick_handler: Cell<Option<HandlerId>>,
     engine_handlers: RefCell<Vec<HandlerId>>,
+    // Looks into the queue again where a batch had no room for all of it.
+    again: RefCell<Option<BottomHalf>>,
+    // Most requests that are begun before completions are looked for.
+    batch: u32,
     // Poll mode is on: notifications stay off.
     polling: Cell<bool>,
     // The driver is gone: nothing is written to its memory any more.
@@ -195,11 +199,9 @@ impl Worker {
     /// Takes chains until there are none, and asks to be told of the next.
     #[inline]
     fn run_queue(&self, state: &mut State, ctx: &Context) {
-        // A driver that makes chains available as fast as they are answered must not keep the
-        // thread from its other disks.
-        let mut budget = u32::from(state.queue.size()) * 2;
+        let mut budget = self.batch;
         if self.polling.get() {
-            // Notifications are off and stay off; what comes later is polled.
+            // Notifications are off and stay off; what is left or comes later is polled.
             self.pop_all(state, ctx, &mut budget);
             return;
         }
@@ -208,9 +210,8 @@ impl Worker {
             match self.pop_all(state, ctx, &mut budget) {
                 Popped::Everything if state.queue.enable_notifications() => {}
                 Popped::OutOfBudget => {
-                    // Go on in the next iteration.
-                    if let Err(error) = self.notify.write(1) {
-                        tracing::error!(%error, "queue notification failed");
+                    if let Some(again) = &*self.again.borrow() {
+                        again.schedule();
                     }
                     return;
                 }
@@ -235,11 +236,11 @@ impl Worker {
                 state.starved = true;
                 return Popped::NoSlot;
             };
-            if *budget == 0 {
+            if *budget == 0 && state.queue.has_avail() {
                 state.requests.put_back(free);
                 return Popped::OutOfBudget;
             }
-            *budget -= 1;
+            *budget = budget.saturating_sub(1);
             let error = match state.queue.pop() {
                 Ok(Some(head)) => match self.begin(state, ctx, free, head, &limits) {
                     Ok(()) => continue,
