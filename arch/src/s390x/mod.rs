@@ -10,6 +10,7 @@ pub mod diagnose;
 pub mod error;
 pub mod instruction;
 pub mod kernel;
+pub mod kvm;
 pub mod layout;
 pub mod psw;
 pub mod sclp;

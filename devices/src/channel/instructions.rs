@@ -78,6 +78,11 @@ impl ChannelSubsystem {
         }
     }
 
+    /// Whether a subchannel's status waits for TEST SUBCHANNEL.
+    pub fn is_pending(&self, id: SubchannelId) -> bool {
+        self.find(id).is_some_and(|found| found.is_pending())
+    }
+
     /// STORE CHANNEL REPORT WORD. `store` stores it; it is kept if that cannot be.
     ///
     /// # Errors

@@ -106,6 +106,10 @@ impl Subchannel {
         });
     }
 
+    pub(super) fn is_pending(&self) -> bool {
+        self.lock().schib.scsw.has(control::PENDING)
+    }
+
     pub(super) fn store(&self) -> [u8; SCHIB_BYTES] {
         self.lock().schib.bytes()
     }

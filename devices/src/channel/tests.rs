@@ -184,7 +184,9 @@ fn a_status_that_cannot_be_stored_is_kept() {
         .css
         .test(ID, |_| Err(ProgramInterruption::Addressing));
     assert_eq!(refused, Err(ProgramInterruption::Addressing));
+    assert!(machine.css.is_pending(ID) && !machine.css.is_pending(NOWHERE));
     assert_eq!(machine.test().0, 0);
+    assert!(!machine.css.is_pending(ID));
 }
 
 #[test]

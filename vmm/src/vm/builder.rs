@@ -13,7 +13,7 @@ use super::control::{self, Control};
 use super::disks::{self, Disks};
 use super::error::Error;
 use super::gate::RunGate;
-use super::hypervisor::{BootFiles, Hypervisor as _, Parts};
+use super::hypervisor::{BootFiles, Hypervisor, Parts};
 use super::lifecycle::Lifecycle;
 use super::signals::Signals;
 use super::vcpu::{Machine, Vcpus};
@@ -27,11 +27,16 @@ use crate::trace::Tracer;
 
 /// Builds the VM that `config` describes. Call it from the main thread before any other thread is started.
 pub fn build(config: &Config) -> Result<Vm, Error> {
+    build_on::<platform::Machine>(config)
+}
+
+/// [`build`] with the machine of another hypervisor than this host's KVM.
+pub fn build_on<H: Hypervisor>(config: &Config) -> Result<Vm, Error> {
     let signals = Signals::take().map_err(Error::system("signals"))?;
     let filters = Filters::new(config.seccomp);
     limits::raise(config);
     let switch = sandbox::enter(config, &[])?;
-    let mut machine = platform::Machine::open(config)?;
+    let mut machine = H::open(config)?;
     let files = open_boot_files(config)?;
     let memory = machine.map_memory(config)?;
     let boot = machine.load(config, &files, &memory)?;

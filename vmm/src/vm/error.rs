@@ -73,11 +73,6 @@ pub enum Error {
     /// A machine without a kernel: a mistake of this program.
     #[error("the machine is assembled before its kernel is loaded")]
     NotLoaded,
-    /// Not on this processor.
-    #[error(
-        "this build of pollux starts no VMs on {arch}; its vhost-user-blk does work", arch = std::env::consts::ARCH
-    )]
-    NoMachine,
     /// A system call.
     #[error("{0}: {1}")]
     System(&'static str, std::io::Error),

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use arch::s390x::sclp::{Inventory, Sclp};
-use devices::channel::{ChannelSubsystem, Full, Interruptions};
+use devices::channel::{ChannelSubsystem, Full, Interruptions, IoInterruption, SubchannelId};
 use devices::serial::Output;
 use devices::virtio::ccw::{CcwHost, QueueEventFd, VirtioCcw};
 use devices::virtio::device::VirtioDevice;
@@ -89,6 +89,19 @@ impl Board {
     pub fn notify(&self, subchannel: u32, queue: u64) -> bool {
         let unit = self.units.get(&subchannel);
         unit.is_some_and(|unit| unit.notify(queue))
+    }
+
+    /// Makes an interruption pending again that was taken back for a status which then was not taken.
+    pub fn interrupt_again(&self, subchannel: u32, parameter: u32, isc: u8) {
+        if let Ok(subchannel) = SubchannelId::from_word(subchannel)
+            && self.channels.is_pending(subchannel)
+        {
+            self.floating.subchannel(IoInterruption {
+                subchannel,
+                parameter,
+                isc,
+            });
+        }
     }
 
     /// Resets all but the CPUs.
