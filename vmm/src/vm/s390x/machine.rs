@@ -1,5 +1,4 @@
-//! The machine by KVM. It compiles on every 64-bit host, and was never run for want of an s390x host: see the README's
-//! table.
+//! The machine by KVM. It compiles on every 64-bit host, and was never run for want of an s390x host.
 
 use std::io;
 use std::os::fd::OwnedFd;
