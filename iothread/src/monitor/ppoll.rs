@@ -9,7 +9,7 @@ use rustix::event::{PollFd, PollFlags, epoll};
 
 use super::epoll::{Unpolled, borrow, ppoll};
 use super::{Monitor, MonitorKind};
-use crate::handler::Node;
+use crate::handler::{Interest, Node};
 
 /// See the module.
 #[derive(Default)]
@@ -21,7 +21,26 @@ pub(crate) struct PpollMonitor {
 }
 
 fn flags(node: &Node) -> PollFlags {
-    PollFlags::from_bits_retain(u16::try_from(node.interest.events()).unwrap_or(0))
+    match node.interest {
+        Interest::Read => PollFlags::IN,
+        Interest::Write => PollFlags::OUT,
+        Interest::ReadWrite => PollFlags::IN | PollFlags::OUT,
+    }
+}
+
+/// What happened, as bits of `poll(2)`, whose type in rustix differs by processor.
+fn happened(revents: PollFlags) -> u32 {
+    [
+        (PollFlags::IN, libc::POLLIN),
+        (PollFlags::OUT, libc::POLLOUT),
+        (PollFlags::PRI, libc::POLLPRI),
+        (PollFlags::ERR, libc::POLLERR),
+        (PollFlags::HUP, libc::POLLHUP),
+        (PollFlags::NVAL, libc::POLLNVAL),
+    ]
+    .into_iter()
+    .filter(|(flag, _)| revents.contains(*flag))
+    .fold(0, |all, (_, bit)| all | u32::from(bit.cast_unsigned()))
 }
 
 fn watch_outside(set: &OwnedFd, node: &Node) -> io::Result<()> {
@@ -73,7 +92,7 @@ impl Monitor for PpollMonitor {
             for (node, fd) in nodes.iter().zip(&fds) {
                 let revents = fd.revents();
                 if !revents.is_empty() {
-                    ready(node.index, revents.bits().into());
+                    ready(node.index, happened(revents));
                 }
             }
         }

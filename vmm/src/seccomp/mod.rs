@@ -34,6 +34,7 @@ mod compiled {
 /// Programs by the name of their list.
 type Table = &'static [(&'static str, &'static [sock_filter])];
 
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 const fn instruction(code: u16, jt: u8, jf: u8, k: u32) -> sock_filter {
     sock_filter { code, jt, jf, k }
 }
