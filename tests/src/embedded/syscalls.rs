@@ -149,9 +149,9 @@ fn counted(bench: &Bench, options: &str, batched: &[&str]) {
         }
         let requests = u64::from(u32::try_from(requests).expect("it fits"));
         // At depth 1 a batch is one request: submitted, waited for, and then the next one waited
-        // for. At depth 32 it is several, whatever the machine does besides.
+        // for, and on a busy machine the loop goes to sleep once more in between. At depth 32 it is several, whatever the machine does besides.
         let (most, total) = match depth {
-            1 => (5 * requests, calls.values().sum::<u64>()),
+            1 => (6 * requests, calls.values().sum::<u64>()),
             _ => (requests / 2, calls.values().sum()),
         };
         assert!(
