@@ -27,6 +27,7 @@ mod live;
 mod many;
 mod mapping;
 mod powerdown;
+mod read_errors;
 mod storage;
 
 /// A scenario.
@@ -78,6 +79,10 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "disk_backends",
         run: backends::backends,
+    },
+    Scenario {
+        name: "disk_read_errors",
+        run: read_errors::read_errors,
     },
     Scenario {
         name: "live_changes",

@@ -10,6 +10,8 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::OFlags;
+
 pub use alignment::Alignment;
 #[cfg(test)]
 pub(super) use alignment::DEMANDED;
@@ -340,13 +342,18 @@ impl Image {
 }
 
 fn open(config: &DiskConfig, flags: i32) -> io::Result<File> {
-    OpenOptions::new()
+    let file = OpenOptions::new()
         .read(true)
         .write(!config.readonly)
-        // Non-blocking, so that a pipe put in the file's place meanwhile cannot hold us up; it
-        // means nothing to files and block devices.
+        // Non-blocking, so that a pipe put in the file's place meanwhile cannot hold us up.
         .custom_flags(flags | libc::O_NONBLOCK)
-        .open(&config.path)
+        .open(&config.path)?;
+    // It means nothing to most files and block devices, but to io_uring: where the filesystem or a
+    // device-mapper target cannot do without waiting, a request fails with EAGAIN for ever instead of
+    // being handed to a thread that waits.
+    let status = rustix::fs::fcntl_getfl(&file)?;
+    rustix::fs::fcntl_setfl(&file, status - OFlags::NONBLOCK)?;
+    Ok(file)
 }
 
 /// The same file with O_DIRECT if that is wanted and works, and its alignment then.

@@ -37,6 +37,26 @@ fn refused(config: &DiskConfig) -> String {
     }
 }
 
+/// With the flag io_uring gives EAGAIN to the caller where a file cannot do without waiting; seen
+/// from Linux by the lab's scenario `disk_read_errors`.
+#[test]
+fn an_image_is_not_left_non_blocking() {
+    let file = file(1 << 20);
+    for direct in [Some(false), None] {
+        for readonly in [false, true] {
+            let image = opens(&DiskConfig {
+                direct,
+                readonly,
+                ..config(file.path())
+            });
+            // SAFETY: the image keeps the descriptor open.
+            let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(image.fd()) };
+            let flags = rustix::fs::fcntl_getfl(fd).unwrap();
+            assert!(!flags.contains(OFlags::NONBLOCK), "{flags:?}");
+        }
+    }
+}
+
 #[test]
 fn each_unusable_path_is_named_with_its_remedy() {
     let dir = TempDir::new().unwrap();
