@@ -224,7 +224,7 @@ pub static AXES: &[Axis] = &[
         tools: &[Tool::Guest],
         takes: "0 to 255 beside one loaded disk (pollux)",
         set: |run, v| whole(v, 0, 255).map(|n| run.idle_disks = n),
-        get: |run| Some(run.idle_disks.to_string()),
+        get: |run| (run.idle_disks != 0).then(|| run.idle_disks.to_string()),
         short: |v| format!("{v} idle"),
     },
     Axis {
