@@ -30,8 +30,8 @@ pub(in super::super) struct IoUring {
 
 /// Most operations of one enter where it copies from the page cache: the driver goes on with the
 /// first of 32 while the others are copied, on a processor of its own. Measured over vhost-user with
-/// 8 KiB at depth 32, against no such limit: 16 gives 1.54 times the IOPS to a driver that waits for
-/// interrupts (8: 1.30) and 1.20 times to one that polls (8: 1.10).
+/// 8 KiB at depth 32, five turns on two idle processors, against no such limit: 430,000 and 195,000
+/// IOPS for a driver that waits for interrupts, 618,000 and 457,000 for one that polls. 8 did worse.
 const INLINE_BATCH: u32 = 16;
 
 #[cfg(test)]
@@ -55,7 +55,8 @@ enum Place {
 
 impl IoUring {
     /// An engine for `fd` whose completions go to `completer`, and whose buffers may be `fixed`.
-    /// Operations are carried out `inline` if the file is read through the page cache. The context must have a ring.
+    /// Operations are carried out `inline` if the file is read through the page cache. The context must
+    /// have a ring.
     pub(super) fn new(
         ctx: &Context,
         fd: RawFd,
