@@ -4,6 +4,7 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 
 use serde_json::json;
 
@@ -21,6 +22,9 @@ fn here(file: &str) -> PathBuf {
 
 /// A Python interpreter with the packages of `venv.sh`.
 fn python() -> Result<PathBuf, Skipped> {
+    // Two tests that made it at once would each clear away the other's half.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     // Beside what cargo builds, so that it is made once.
     let target = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let output = Command::new(here("venv.sh"))
