@@ -97,13 +97,15 @@ impl Context {
         }
     }
 
-    /// Whether the kernel knows the operation `opcode` (`IORING_REGISTER_PROBE`). A system call.
+    /// Whether the kernel knows all of the operations `opcodes` (`IORING_REGISTER_PROBE`). A system
+    /// call.
     #[must_use]
-    pub fn supports(&self, opcode: u8) -> bool {
+    pub fn supports(&self, opcodes: &[u8]) -> bool {
         let Ok(ring) = self.ring_or_enosys() else {
             return false;
         };
         let mut probe = Probe::new();
-        ring.submitter().register_probe(&mut probe).is_ok() && probe.is_supported(opcode)
+        ring.submitter().register_probe(&mut probe).is_ok()
+            && opcodes.iter().all(|&opcode| probe.is_supported(opcode))
     }
 }

@@ -439,7 +439,8 @@ fn registered_buffers_are_shared_until_the_last_user_goes() {
         slots
             .into_iter()
             .for_each(|slot| ctx.unregister_buffer(slot));
-        assert!(ctx.supports(opcode::Read::CODE) && !ctx.supports(250));
+        assert!(ctx.supports(&[opcode::Read::CODE]) && !ctx.supports(&[250]));
+        assert!(!ctx.supports(&[opcode::Read::CODE, 250]));
     });
 }
 

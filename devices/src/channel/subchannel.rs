@@ -55,6 +55,21 @@ impl State {
     fn operational(&self) -> bool {
         self.schib.pmcw.has(Pmcw::ENABLED)
     }
+
+    /// A channel program waits, suspended, for RSCH or XSCH; else their condition code.
+    fn suspended(&self) -> Result<(), u8> {
+        let scsw = &self.schib.scsw;
+        if !self.operational() {
+            return Err(3);
+        }
+        if scsw.has(control::PENDING) {
+            return Err(1);
+        }
+        if scsw.control & control::FUNCTIONS != control::START || !scsw.has(control::SUSPENDED) {
+            return Err(2);
+        }
+        Ok(())
+    }
 }
 
 /// What an instruction needs of the subsystem around a subchannel.
@@ -165,16 +180,10 @@ impl Subchannel {
 
     pub(super) fn resume(&self, around: &Surroundings<'_>) -> u8 {
         let mut state = self.lock();
-        if !state.operational() {
-            return 3;
+        if let Err(condition_code) = state.suspended() {
+            return condition_code;
         }
         let scsw = &mut state.schib.scsw;
-        if scsw.has(control::PENDING) {
-            return 1;
-        }
-        if scsw.control & control::FUNCTIONS != control::START || !scsw.has(control::SUSPENDED) {
-            return 2;
-        }
         scsw.control = control::START | control::RESUME_PENDING;
         let (orb, at, generation) = (state.orb, state.suspended_at, state.generation);
         measure::count_start(around.mem, around.measurement, &state.schib);
@@ -305,16 +314,10 @@ impl Subchannel {
 
     pub(super) fn cancel(&self) -> u8 {
         let mut state = self.lock();
-        if !state.operational() {
-            return 3;
+        if let Err(condition_code) = state.suspended() {
+            return condition_code;
         }
         let scsw = &mut state.schib.scsw;
-        if scsw.has(control::PENDING) {
-            return 1;
-        }
-        if scsw.control & control::FUNCTIONS != control::START || !scsw.has(control::SUSPENDED) {
-            return 2;
-        }
         scsw.control &= !(control::FUNCTIONS | control::ACTIVITY);
         state.generation += 1;
         0

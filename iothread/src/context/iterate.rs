@@ -10,7 +10,7 @@ const IDLE_BOTTOM_HALF_NS: i64 = 10_000_000;
 /// Iterations without a system call after which epoll and ppoll are asked nevertheless: polling
 /// that succeeds again and again would keep unlisted descriptors from being seen.
 const MAX_UNSCANNED: u32 = 32;
-/// How often statistics are shown to other threads while the loop does not sleep.
+/// How often intervals are shown to other threads, and readings made, while the loop does not sleep.
 const PUBLISH_NS: i64 = 1_000_000;
 
 /// Counts nested iterations, also when a callback panics.

@@ -45,19 +45,7 @@ pub fn iops_against_cpu(
     drawing.axes(&x, &y, caption, "IOPS");
     let place = |p: &(&Series<'_>, Summary, Summary)| (x.at(p.2.median), y.at(p.1.median));
     let medians: Vec<(f64, f64)> = points.iter().map(|p| (p.1.median, p.2.median)).collect();
-    let front: Vec<(f64, f64)> = pareto_front(&medians)
-        .into_iter()
-        .map(|i| place(&points[i]))
-        .collect();
-    // Between two points of the front, the better one for less CPU is all that is known.
-    let mut steps = Vec::new();
-    for (index, point) in front.iter().enumerate() {
-        if index > 0 {
-            steps.push((point.0, front[index - 1].1));
-        }
-        steps.push(*point);
-    }
-    drawing.path("front", &steps);
+    draw_front(&mut drawing, &medians, &x, &y);
     for point in &points {
         let (series, iops, cpu) = point;
         let (cx, cy) = place(point);
@@ -97,18 +85,7 @@ pub fn rules(means: &[Means]) -> String {
         &format!("CPU an I/O without vCPUs, {first} = 100"),
         &format!("IOPS, {first} = 100"),
     );
-    let front: Vec<(f64, f64)> = pareto_front(&points)
-        .into_iter()
-        .map(|i| (x.at(points[i].1), y.at(points[i].0)))
-        .collect();
-    let mut steps = Vec::new();
-    for (index, point) in front.iter().enumerate() {
-        if index > 0 {
-            steps.push((point.0, front[index - 1].1));
-        }
-        steps.push(*point);
-    }
-    drawing.path("front", &steps);
+    draw_front(&mut drawing, &points, &x, &y);
     for (number, (one, (iops, cpu))) in means.iter().zip(&points).enumerate() {
         let (cx, cy) = (x.at(*cpu), y.at(*iops));
         let tip = format!("{}: IOPS {iops:.1}, CPU an I/O {cpu:.1}", one.name);
@@ -376,4 +353,21 @@ fn part_ns(m: &Measurement, part: usize) -> u64 {
         3 => guest_ns,
         _ => m.cpu.of_ns(is_vcpu).saturating_sub(guest_ns),
     }
+}
+
+/// The Pareto front of points of (IOPS, CPU). Between two points of it, the better one for less CPU is
+/// all that is known.
+fn draw_front(drawing: &mut Drawing, points: &[(f64, f64)], x: &Scale, y: &Scale) {
+    let front: Vec<(f64, f64)> = pareto_front(points)
+        .into_iter()
+        .map(|i| (x.at(points[i].1), y.at(points[i].0)))
+        .collect();
+    let mut steps = Vec::new();
+    for (index, point) in front.iter().enumerate() {
+        if index > 0 {
+            steps.push((point.0, front[index - 1].1));
+        }
+        steps.push(*point);
+    }
+    drawing.path("front", &steps);
 }

@@ -47,8 +47,7 @@ impl FixedBuffers {
         let mut fixed = FixedBuffers {
             pieces: Vec::new(),
             recent: Cell::new(0),
-            vectored: ctx.supports(opcode::ReadvFixed::CODE)
-                && ctx.supports(opcode::WritevFixed::CODE),
+            vectored: ctx.supports(&[opcode::ReadvFixed::CODE, opcode::WritevFixed::CODE]),
         };
         for region in mem.iter() {
             let bytes = region.len() as usize;

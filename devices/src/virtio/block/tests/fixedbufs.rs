@@ -96,7 +96,7 @@ fn requests_go_by_registered_buffers_where_they_can() {
         }
         let vectored = rig.threads[0]
             .remote()
-            .call(|ctx| ctx.supports(iothread::io_uring::opcode::ReadvFixed::CODE));
+            .call(|ctx| ctx.supports(&[iothread::io_uring::opcode::ReadvFixed::CODE]));
         let many = if vectored.unwrap() { 2 } else { 0 };
         assert_eq!(fixed_ops(&rig, 0), (0, 0));
         transfer(&mut rig, &[(40 * MIB, 4096)], 1);
